@@ -1,0 +1,146 @@
+//! The boot page: one read-only page in which the host tells a guest about its sandbox.
+//!
+//! Its address is the value of the auxiliary-vector entry [`AT_CORACLE`](crate::port::AT_CORACLE). All fields are
+//! little-endian. A guest of this ABI version finds all of them; later versions may only append.
+
+/// First eight bytes of the boot page.
+pub const MAGIC: [u8; 8] = *b"CORACLE\0";
+
+/// What the boot page says.
+///
+/// | offset | field |
+/// |---|---|
+/// | 0 | magic `CORACLE\0` |
+/// | 8 | ABI version, `u32`; 12: zero |
+/// | 16 | doorbell |
+/// | 24, 32 | inbound buffer: address, bytes |
+/// | 40, 48 | outbound buffer: address, bytes |
+/// | 56, 64 | log buffer: address, bytes |
+/// | 72, 80 | heap: address, bytes |
+/// | 88, 96 | initial data: address, bytes (0, 0 without) |
+/// | 104 | generation, `u64` |
+/// | 112 | 32 fresh random bytes |
+/// | 144 | highest log level that is wanted: 0 none, 1 error … 5 trace, `u32`; 148: zero |
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct BootInfo {
+    /// [`MAGIC`].
+    pub magic: [u8; 8],
+    /// [`ABI_VERSION`](crate::ABI_VERSION).
+    pub abi_version: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Address of the doorbell: `extern "C" fn()`. It returns when the host has answered. It changes no register
+    /// but RAX, and all of shared memory.
+    pub doorbell: u64,
+    /// Where the host leaves frames for the guest.
+    pub inbound: Region,
+    /// Where the guest leaves frames for the host.
+    pub outbound: Region,
+    /// Where the guest leaves log records, see [`frame`](crate::frame).
+    pub log: Region,
+    /// Memory for the guest's allocator: zero, writable, given by the page when touched.
+    pub heap: Region,
+    /// What the host gave by `init_data`, read-only.
+    pub init_data: Region,
+    /// Differs after every boot, restore and spawn.
+    pub generation: u64,
+    /// Fresh random bytes, other ones for each generation.
+    pub entropy: [u8; 32],
+    /// Records above this level are not wanted: 0 none, 1 error, 2 warn, 3 info, 4 debug, 5 trace.
+    pub log_level: u32,
+    /// Zero.
+    pub reserved_end: u32,
+}
+
+/// A part of the guest's address space.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Region {
+    /// Its first address, page-aligned.
+    pub address: u64,
+    /// Its size in bytes; 0 if there is none.
+    pub bytes: u64,
+}
+
+impl BootInfo {
+    /// Bytes of the encoded form.
+    pub const BYTES: usize = size_of::<Self>();
+
+    /// The page's first bytes.
+    pub fn encode(&self) -> [u8; Self::BYTES] {
+        let mut out = [0; Self::BYTES];
+        out[..8].copy_from_slice(&self.magic);
+        out[8..12].copy_from_slice(&self.abi_version.to_le_bytes());
+        let words = [
+            self.doorbell,
+            self.inbound.address,
+            self.inbound.bytes,
+            self.outbound.address,
+            self.outbound.bytes,
+            self.log.address,
+            self.log.bytes,
+            self.heap.address,
+            self.heap.bytes,
+            self.init_data.address,
+            self.init_data.bytes,
+            self.generation,
+        ];
+        for (word, at) in words.iter().zip(out[16..112].chunks_exact_mut(8)) {
+            at.copy_from_slice(&word.to_le_bytes());
+        }
+        out[112..144].copy_from_slice(&self.entropy);
+        out[144..148].copy_from_slice(&self.log_level.to_le_bytes());
+        out
+    }
+}
+
+// Guests read this struct in place. Read docs/abi.md before touching it.
+const _: () = {
+    assert!(BootInfo::BYTES == 152);
+    assert!(core::mem::offset_of!(BootInfo, doorbell) == 16);
+    assert!(core::mem::offset_of!(BootInfo, inbound) == 24);
+    assert!(core::mem::offset_of!(BootInfo, outbound) == 40);
+    assert!(core::mem::offset_of!(BootInfo, log) == 56);
+    assert!(core::mem::offset_of!(BootInfo, heap) == 72);
+    assert!(core::mem::offset_of!(BootInfo, init_data) == 88);
+    assert!(core::mem::offset_of!(BootInfo, generation) == 104);
+    assert!(core::mem::offset_of!(BootInfo, entropy) == 112);
+    assert!(core::mem::offset_of!(BootInfo, log_level) == 144);
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_field_is_where_the_table_says() {
+        let region = |n: u64| Region { address: n, bytes: n + 1 };
+        let info = BootInfo {
+            magic: MAGIC,
+            abi_version: 7,
+            reserved: 0,
+            doorbell: 0x10,
+            inbound: region(0x20),
+            outbound: region(0x30),
+            log: region(0x40),
+            heap: region(0x50),
+            init_data: region(0x60),
+            generation: 0x70,
+            entropy: [9; 32],
+            log_level: 3,
+            reserved_end: 0,
+        };
+        let bytes = info.encode();
+        let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+        assert_eq!(&bytes[..8], b"CORACLE\0");
+        assert_eq!(word(8), 7);
+        assert_eq!(word(16), 0x10);
+        for (at, n) in [(24, 0x20), (40, 0x30), (56, 0x40), (72, 0x50), (88, 0x60)] {
+            assert_eq!((word(at), word(at + 8)), (n, n + 1));
+        }
+        assert_eq!(word(104), 0x70);
+        assert_eq!(bytes[112..144], [9; 32]);
+        assert_eq!(word(144), 3);
+    }
+}
