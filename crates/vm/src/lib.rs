@@ -1,1 +1,36 @@
-//! Placeholder.
+//! Coracle's hypervisor backends: one virtual machine with one virtual processor, whose guest runs in ring 3 under page
+//! tables that only the host writes.
+//!
+//! This crate knows memory, page tables, registers and exits. It does not know what a guest is for: system calls,
+//! images and function calls are the `coracle` crate's.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | [`memory`] | guest RAM as one host range; copies in and out |
+//! | [`paging`], [`space`] | page tables; which pages the guest has, with which rights |
+//! | [`exit`] | why the guest stopped; its registers |
+//! | [`backend`] | what a hypervisor must do |
+//! | [`kvm`] | Linux KVM, on bare metal and on PVM hosts |
+//! | [`fake`] | a scripted guest, for tests without a hypervisor |
+//! | [`kick`] | stopping a running vCPU from another thread |
+
+pub mod backend;
+pub mod error;
+pub mod exit;
+pub mod fake;
+mod frames;
+pub mod kick;
+pub mod kvm;
+pub mod memory;
+pub mod paging;
+mod rights;
+pub mod space;
+mod span;
+
+pub use backend::{Backend, ControlPage, Kick, Parts, Vcpu, Vm};
+pub use error::{Error, ErrorKind};
+pub use exit::{Exception, Exit, Registers};
+pub use memory::GuestMemory;
+pub use rights::Rights;
+pub use space::{Access, Fault, Fill, Promise, Space, SpaceError};
+pub use span::Span;

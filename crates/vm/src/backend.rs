@@ -1,0 +1,101 @@
+//! What a hypervisor must do for Coracle. Small, so that a new one is a small piece of work.
+//!
+//! A backend never interprets what a guest says. It enters ring 3, says why it came back, and gives the registers.
+
+use std::sync::Arc;
+
+use crate::error::Error;
+use crate::exit::{Exit, Registers};
+use crate::memory::GuestMemory;
+use crate::paging::Frame;
+
+/// Memory of one virtual machine, as the hypervisor sees it.
+pub trait Vm: Send {
+    /// Makes guest-physical memory from 0 to `bytes` (a multiple of the page size, never less than before) usable.
+    ///
+    /// # Errors
+    /// The hypervisor's. What was usable stays so.
+    fn cover(&mut self, memory: &GuestMemory, bytes: u64) -> Result<(), Error>;
+
+    /// How many pages the guest itself wrote since it was made, or `None` if this backend does not know.
+    ///
+    /// # Errors
+    /// The hypervisor's.
+    fn pages_written(&mut self) -> Result<Option<u64>, Error>;
+
+    /// Hypervisor calls (on KVM: ioctls) made for this VM so far, [`Vcpu::run`] not counted.
+    fn hypervisor_calls(&self) -> u64;
+}
+
+/// One virtual processor, in ring 3 or on its way there.
+pub trait Vcpu: Send {
+    /// Runs the guest until its next exit.
+    ///
+    /// # Errors
+    /// The hypervisor's. The guest cannot be entered again then.
+    fn run(&mut self, memory: &mut GuestMemory) -> Result<Exit, Error>;
+
+    /// The guest's registers at the last exit.
+    fn registers(&self) -> Registers;
+
+    /// Replaces them all, before the next entry. `rip`, `rflags` are sanitised; any value is safe for the host.
+    fn set_registers(&mut self, registers: &Registers);
+
+    /// Ends a system call: the guest continues after its `syscall` with `result` in RAX.
+    fn finish_syscall(&mut self, result: i64);
+
+    /// A handle that makes [`Vcpu::run`] return [`Exit::Interrupted`], from another thread.
+    fn kicker(&self) -> Arc<dyn Kick>;
+
+    /// Times [`Vcpu::run`] entered the guest.
+    fn entries(&self) -> u64;
+
+    /// Other hypervisor calls made for this processor so far.
+    fn hypervisor_calls(&self) -> u64;
+}
+
+/// Stops a running vCPU from outside.
+pub trait Kick: Send + Sync {
+    /// Makes the thread `thread` (as [`crate::kick::current_thread`] named it) leave the guest if it is in it. A kick
+    /// that arrives just before the entry may be lost: repeat it until the vCPU's owner has answered.
+    fn kick(&self, thread: crate::kick::ThreadId);
+}
+
+/// Makes virtual machines.
+pub trait Backend: Send + Sync + std::fmt::Debug {
+    /// The backend's name, for messages: `kvm`, `fake`.
+    fn name(&self) -> &'static str;
+
+    /// Makes a VM whose page tables are rooted in `root` and which lives in `memory`. The backend puts what it needs
+    /// (descriptor tables, stub) at the addresses that [`coracle_abi::map`] reserves, in frames that `control` gives;
+    /// nothing is usable before [`Vm::cover`].
+    ///
+    /// # Errors
+    /// When the hypervisor is missing, too old or refuses: what is missing and what to do.
+    fn create(&self, parts: &Parts) -> Result<(Box<dyn Vm>, Box<dyn Vcpu>), Error>;
+
+    /// Bytes for each control page, to be put there before the first entry.
+    fn control_pages(&self) -> Vec<ControlPage>;
+}
+
+/// What a new VM needs to know.
+#[derive(Clone, Copy, Debug)]
+pub struct Parts {
+    /// The root page table.
+    pub root: Frame,
+    /// The frame of the exception stack, [`coracle_abi::map::EXCEPTION_STACK`].
+    pub exception_stack: Frame,
+}
+
+/// A host-made page in the control part of the guest's address space.
+#[derive(Clone, Debug)]
+pub struct ControlPage {
+    /// Its address.
+    pub address: u64,
+    /// Its content; zeros follow.
+    pub content: Vec<u8>,
+    /// Its rights for the given level.
+    pub rights: crate::rights::Rights,
+    /// Who may use it.
+    pub level: crate::paging::Level,
+}

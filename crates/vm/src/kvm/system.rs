@@ -1,0 +1,229 @@
+//! `/dev/kvm`: opening it, what it can do, and what to tell somebody for whom it does not work.
+
+use std::io;
+use std::sync::{Arc, OnceLock};
+
+use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_sregs};
+use kvm_ioctls::Kvm as KvmFd;
+
+use super::cpuid::{self, CpuTemplate};
+use super::{control, machine, processor};
+use crate::backend::{Backend, ControlPage, Parts, Vcpu, Vm};
+use crate::error::{Error, ErrorKind};
+use crate::kick;
+
+/// The KVM API version of every Linux since 2.6.22.
+const API_VERSION: i32 = 12;
+
+/// Linux KVM as a backend. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Kvm {
+    system: Arc<System>,
+    table: Arc<CpuId>,
+}
+
+/// What a process needs to know of `/dev/kvm` once.
+#[derive(Debug)]
+struct System {
+    kvm: KvmFd,
+    supported: CpuId,
+    reset: OnceLock<kvm_sregs>, // A new vCPU's system registers: the same for all.
+}
+
+/// A capability that Coracle asks KVM for.
+#[derive(Clone, Copy, Debug)]
+pub struct Capability {
+    /// The kernel's name for it.
+    pub name: &'static str,
+    /// What it is for, in a few words.
+    pub purpose: &'static str,
+    /// Whether nothing works without it.
+    pub required: bool,
+    cap: u32,
+}
+
+const CAPABILITIES: [Capability; 6] = [
+    Capability {
+        name: "KVM_CAP_USER_MEMORY",
+        purpose: "guest memory from host memory",
+        required: true,
+        cap: kvm_bindings::KVM_CAP_USER_MEMORY,
+    },
+    Capability {
+        name: "KVM_CAP_SYNC_REGS",
+        purpose: "registers without a system call each",
+        required: true,
+        cap: kvm_bindings::KVM_CAP_SYNC_REGS,
+    },
+    Capability {
+        name: "KVM_CAP_EXT_CPUID",
+        purpose: "a chosen processor for the guest",
+        required: true,
+        cap: kvm_bindings::KVM_CAP_EXT_CPUID,
+    },
+    Capability { name: "KVM_CAP_XCRS", purpose: "AVX in guests", required: false, cap: kvm_bindings::KVM_CAP_XCRS },
+    Capability {
+        name: "KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2",
+        purpose: "which pages a guest wrote",
+        required: false,
+        cap: kvm_bindings::KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2,
+    },
+    Capability {
+        name: "KVM_CAP_DIRTY_LOG_RING",
+        purpose: "dirty pages without a system call",
+        required: false,
+        cap: kvm_bindings::KVM_CAP_DIRTY_LOG_RING,
+    },
+];
+
+/// What a look at `/dev/kvm` found, for `coracle doctor`.
+#[derive(Debug)]
+pub struct KvmReport {
+    /// Each capability, and whether this kernel has it.
+    pub capabilities: Vec<(Capability, bool)>,
+    /// Whether the processor's own virtualization is behind it (a `vmx` or `svm` flag); without, a PVM host.
+    pub hardware: bool,
+    /// Features of x86-64-v2 and -v3 that the guest could not have here, by template.
+    pub missing: Vec<(CpuTemplate, Vec<&'static str>)>,
+}
+
+impl Kvm {
+    /// Opens `/dev/kvm`, once for the process.
+    ///
+    /// # Errors
+    /// When it is missing, may not be opened, is too old or lacks a capability: which, and what to do.
+    pub fn open(template: CpuTemplate) -> Result<Self, Error> {
+        static SYSTEM: OnceLock<Arc<System>> = OnceLock::new();
+        let system = match SYSTEM.get() {
+            Some(system) => Arc::clone(system),
+            None => {
+                let system = Arc::new(System::open("/dev/kvm")?);
+                Arc::clone(SYSTEM.get_or_init(|| system))
+            }
+        };
+        let missing = cpuid::missing(&system.supported, template);
+        if !missing.is_empty() {
+            let message = format!(
+                "this host's processor cannot give the CPU template {template}: it lacks {}. Choose a smaller template",
+                missing.join(", ")
+            );
+            return Err(Error::new(ErrorKind::Unavailable, message));
+        }
+        let table = Arc::new(cpuid::apply(&system.supported, template)?);
+        Ok(Self { system, table })
+    }
+
+    /// What this KVM can do.
+    pub fn report(&self) -> KvmReport {
+        let capabilities = CAPABILITIES.iter().map(|want| (*want, has(&self.system.kvm, want))).collect();
+        let flags = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let hardware = flags.split_ascii_whitespace().any(|flag| matches!(flag, "vmx" | "svm"));
+        let missing = [CpuTemplate::X86_64V2, CpuTemplate::X86_64V3]
+            .map(|template| (template, cpuid::missing(&self.system.supported, template)));
+        KvmReport { capabilities, hardware, missing: missing.into() }
+    }
+}
+
+impl System {
+    fn open(path: &str) -> Result<Self, Error> {
+        let c_path = std::ffi::CString::new(path).map_err(|_| unavailable("the path of KVM holds a zero byte"))?;
+        let kvm = KvmFd::new_with_path(&c_path).map_err(|error| cannot_open(path, error.into()))?;
+        let version = kvm.get_api_version();
+        if version != API_VERSION {
+            return Err(unavailable(&format!(
+                "KVM at {path} speaks API version {version}, Coracle needs {API_VERSION}: this is no Linux KVM, or one \
+                 of before 2007"
+            )));
+        }
+        let missing: Vec<&str> =
+            CAPABILITIES.iter().filter(|want| want.required && !has(&kvm, want)).map(|want| want.name).collect();
+        if !missing.is_empty() {
+            return Err(unavailable(&format!(
+                "KVM at {path} lacks {}: use a newer kernel (Linux 5.10 and later have it)",
+                missing.join(", ")
+            )));
+        }
+        let supported = kvm
+            .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
+            .map_err(|error| Error::refused("asking KVM for the processor's features", error))?;
+        kick::prepare().map_err(|error| Error::refused("installing the signal that stops a guest", error))?;
+        Ok(Self { kvm, supported, reset: OnceLock::new() })
+    }
+}
+
+fn has(kvm: &KvmFd, want: &Capability) -> bool {
+    kvm.check_extension_raw(want.cap.into()) > 0
+}
+
+fn unavailable(message: &str) -> Error {
+    Error::new(ErrorKind::Unavailable, message)
+}
+
+/// What to do when `/dev/kvm` does not open.
+fn cannot_open(path: &str, error: io::Error) -> Error {
+    let advice = match error.kind() {
+        io::ErrorKind::NotFound => {
+            "there is no KVM here. On bare metal enable virtualization in the firmware and load the module kvm_intel or \
+             kvm_amd; in a virtual machine ask for nested virtualization or a PVM host; in a container pass the device \
+             through (--device /dev/kvm)"
+        }
+        io::ErrorKind::PermissionDenied => {
+            "this user may not use KVM. Join the group that owns the device (usually: usermod -aG kvm USER, then log in \
+             again), or have the container's device rules allow it"
+        }
+        _ => "the device exists but does not open. The kernel's log (dmesg) may say why",
+    };
+    Error::new(ErrorKind::Unavailable, format!("cannot open {path}: {advice}")).with_source(error)
+}
+
+impl Backend for Kvm {
+    fn name(&self) -> &'static str {
+        "kvm"
+    }
+
+    fn create(&self, parts: &Parts) -> Result<(Box<dyn Vm>, Box<dyn Vcpu>), Error> {
+        let vm = self.system.kvm.create_vm().map_err(|error| Error::refused("creating a VM", error))?;
+        let vcpu = vm.create_vcpu(0).map_err(|error| Error::refused("creating a vCPU", error))?;
+        let mut calls = 2;
+        let reset = match self.system.reset.get() {
+            Some(reset) => reset,
+            None => {
+                let sregs = vcpu.get_sregs().map_err(|error| Error::refused("reading a vCPU's registers", error))?;
+                calls += 1;
+                self.system.reset.get_or_init(|| sregs)
+            }
+        };
+        let processor = processor::Processor::new(vcpu, &self.table, reset, parts)?;
+        let machine = machine::Machine::new(vm, calls)?;
+        Ok((Box::new(machine), Box::new(processor)))
+    }
+
+    fn control_pages(&self) -> Vec<ControlPage> {
+        control::pages()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_device_says_what_to_do() {
+        let error = System::open("/nonexistent/kvm").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.to_string().contains("nested virtualization"), "{error}");
+    }
+
+    #[test]
+    fn a_forbidden_device_says_what_to_do() {
+        let error = cannot_open("/dev/kvm", io::ErrorKind::PermissionDenied.into());
+        assert!(error.to_string().contains("usermod -aG kvm"), "{error}");
+    }
+
+    #[test]
+    fn something_that_is_not_kvm_is_refused() {
+        let error = System::open("/dev/null").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.to_string().contains("/dev/null"), "{error}");
+    }
+}

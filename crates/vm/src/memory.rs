@@ -1,0 +1,219 @@
+//! Guest RAM: one range of host memory, reserved whole and given by the kernel when touched.
+//!
+//! Invariant: no Rust reference into the range ever exists. Bytes go in and out by copies, each checked against
+//! the range's length. What the bytes mean, and which of them a guest may reach, is for [`crate::space`].
+#![allow(unsafe_code)] // One of the crate's four unsafe files: the mapping itself and the copies.
+
+use std::io;
+use std::ops::Range;
+use std::ptr::NonNull;
+
+use coracle_abi::{PAGE_BYTES, PageBytes};
+use rustix::mm::{self, Advice, MapFlags, MprotectFlags, ProtFlags};
+
+/// The host range that backs a VM's physical memory. Offset 0 is guest-physical address 0.
+#[derive(Debug)]
+pub struct GuestMemory {
+    host: NonNull<u8>,
+    bytes: usize, // Invariant: `host` is a mapping of this many bytes that only this value owns.
+}
+
+// SAFETY: the mapping belongs to this value alone and is not tied to the thread that made it.
+unsafe impl Send for GuestMemory {}
+
+/// A copy would leave guest memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutOfRange;
+
+impl GuestMemory {
+    /// Reserves `size` bytes of zeros. Costs the same for every size: pages exist from their first use on.
+    ///
+    /// # Errors
+    /// The kernel's, when the address space or its overcommit limit is used up; and for a size of 0.
+    pub fn reserve(size: PageBytes) -> io::Result<Self> {
+        let bytes = usize::try_from(size.get()).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: with a null address the kernel chooses a range that nothing uses; nothing is replaced.
+        let host =
+            unsafe { mm::mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags) }?;
+        let host = NonNull::new(host.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let memory = Self { host, bytes };
+        // A huge page would be zeroed whole at the first touch of any part. Not all kernels have them.
+        let _ = memory.advise(0..size.get(), Advice::LinuxNoHugepage);
+        // A core dump of the host must not hold its guests' memory.
+        let _ = memory.advise(0..size.get(), Advice::LinuxDontDump);
+        Ok(memory)
+    }
+
+    /// Bytes reserved.
+    pub fn bytes(&self) -> u64 {
+        self.bytes as u64
+    }
+
+    /// Where the range starts in the host's address space, for the hypervisor.
+    pub fn host_address(&self) -> u64 {
+        self.host.as_ptr() as u64
+    }
+
+    /// Copies guest memory from `at` on to `out`.
+    ///
+    /// # Errors
+    /// When the range does not lie in guest memory; nothing is copied then.
+    pub fn read(&self, at: u64, out: &mut [u8]) -> Result<(), OutOfRange> {
+        let from = self.pointer(at, out.len())?;
+        // SAFETY: `pointer` showed that `out.len()` bytes from here lie in the mapping, which is readable; `out` is
+        // elsewhere, since guest memory is never lent out. No vCPU runs: running needs `&mut` of this memory's owner.
+        unsafe { from.copy_to_nonoverlapping(NonNull::from(&mut *out).cast(), out.len()) };
+        Ok(())
+    }
+
+    /// Copies `bytes` to guest memory at `at`.
+    ///
+    /// # Errors
+    /// When the range does not lie in guest memory; nothing is copied then.
+    pub fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), OutOfRange> {
+        let to = self.pointer(at, bytes.len())?;
+        // SAFETY: as in `read`, and the mapping is writable.
+        unsafe { to.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
+        Ok(())
+    }
+
+    /// The little-endian word at `at`.
+    ///
+    /// # Errors
+    /// When it does not lie in guest memory.
+    pub fn read_u64(&self, at: u64) -> Result<u64, OutOfRange> {
+        let mut bytes = [0; 8];
+        self.read(at, &mut bytes)?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// Stores `value` at `at`, little-endian.
+    ///
+    /// # Errors
+    /// When it does not lie in guest memory; nothing is stored then.
+    pub fn write_u64(&mut self, at: u64, value: u64) -> Result<(), OutOfRange> {
+        self.write(at, &value.to_le_bytes())
+    }
+
+    /// Makes these pages resident and writable in one go, so that nothing faults on them one by one.
+    /// Without effect on a kernel older than 5.14.
+    pub fn populate(&mut self, range: Range<u64>) {
+        let _ = self.advise(range, Advice::LinuxPopulateWrite);
+    }
+
+    /// Gives these pages back: they are zero at the next touch, and the hypervisor forgets its mappings of them.
+    ///
+    /// # Errors
+    /// When the range does not lie in guest memory, and the kernel's.
+    pub fn discard(&mut self, range: Range<u64>) -> io::Result<()> {
+        self.advise(range, Advice::LinuxDontNeed)
+    }
+
+    /// Makes the hypervisor forget its mappings of these pages and flush what the vCPU cached of them; the content
+    /// stays. This is what makes *shrunken* rights take effect: nested hypervisors do not notice the host's own
+    /// stores to guest page tables, but every one notices that the host's mapping changed.
+    ///
+    /// # Errors
+    /// When the range does not lie in guest memory, and the kernel's.
+    pub fn invalidate(&mut self, range: Range<u64>) -> io::Result<()> {
+        let (address, bytes) = self.pages(range)?;
+        for rights in [MprotectFlags::empty(), MprotectFlags::READ | MprotectFlags::WRITE] {
+            // SAFETY: the pages lie in the mapping (`pages`), no reference into it exists, and the second pass
+            // restores the rights that `read` and `write` rely on. Both need `self`, which is held exclusively.
+            unsafe { mm::mprotect(address.as_ptr().cast(), bytes, rights) }?;
+        }
+        Ok(())
+    }
+
+    fn advise(&self, range: Range<u64>, advice: Advice) -> io::Result<()> {
+        let (address, bytes) = self.pages(range)?;
+        // SAFETY: the pages lie in the mapping (`pages`). The advice used in this file at most zeroes them, and no
+        // reference into them exists.
+        unsafe { mm::madvise(address.as_ptr().cast(), bytes, advice) }?;
+        Ok(())
+    }
+
+    /// Checks a range of whole pages.
+    fn pages(&self, range: Range<u64>) -> io::Result<(NonNull<u8>, usize)> {
+        let bytes = range.end.checked_sub(range.start).and_then(|bytes| usize::try_from(bytes).ok());
+        let bytes = bytes.ok_or(io::ErrorKind::InvalidInput)?;
+        if !range.start.is_multiple_of(PAGE_BYTES) || !range.end.is_multiple_of(PAGE_BYTES) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let address = self.pointer(range.start, bytes).map_err(|OutOfRange| io::ErrorKind::InvalidInput)?;
+        Ok((address, bytes))
+    }
+
+    /// A pointer to `bytes` bytes from `at` on, all of them inside the mapping.
+    fn pointer(&self, at: u64, bytes: usize) -> Result<NonNull<u8>, OutOfRange> {
+        let at = usize::try_from(at).map_err(|_| OutOfRange)?;
+        let end = at.checked_add(bytes).ok_or(OutOfRange)?;
+        if end > self.bytes {
+            return Err(OutOfRange);
+        }
+        // SAFETY: `at` is at most the mapping's length, so that the result is inside it or one past its end.
+        Ok(unsafe { self.host.add(at) })
+    }
+}
+
+impl Drop for GuestMemory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own and whole, and nothing points into it any more. A VM that still
+        // had it as a slot would only find it unmapped; none runs, since its owner is being dropped.
+        let _ = unsafe { mm::munmap(self.host.as_ptr().cast(), self.bytes) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory(pages: u64) -> GuestMemory {
+        GuestMemory::reserve(PageBytes::from_pages(pages).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let mut memory = memory(2);
+        memory.write(4090, b"across pages").unwrap();
+        let mut out = [0; 12];
+        memory.read(4090, &mut out).unwrap();
+        assert_eq!(&out, b"across pages");
+        memory.write_u64(8184, 0x0102_0304_0506_0708).unwrap();
+        assert_eq!(memory.read_u64(8184), Ok(0x0102_0304_0506_0708));
+    }
+
+    #[test]
+    fn nothing_outside_is_reached() {
+        let mut memory = memory(1);
+        for (at, bytes) in [(4096, 1), (4095, 2), (0, 4097), (u64::MAX, 1), (u64::MAX - 3, 8)] {
+            assert_eq!(memory.read(at, &mut vec![0; bytes]), Err(OutOfRange), "{at:#x}+{bytes}");
+            assert_eq!(memory.write(at, &vec![0; bytes]), Err(OutOfRange), "{at:#x}+{bytes}");
+        }
+        assert_eq!(memory.read(4096, &mut []), Ok(()));
+    }
+
+    #[test]
+    fn discarded_pages_are_zero_and_invalidated_ones_are_not() {
+        let mut memory = memory(2);
+        memory.write(0, &[7; 8192]).unwrap();
+        memory.discard(0..4096).unwrap();
+        memory.invalidate(4096..8192).unwrap();
+        assert_eq!(memory.read_u64(0), Ok(0));
+        assert_eq!(memory.read_u64(4096), Ok(0x0707_0707_0707_0707));
+    }
+
+    #[test]
+    fn only_whole_pages_inside_are_discarded() {
+        let mut memory = memory(1);
+        for range in [0..1, 1..4096, 0..8192, 4096..8192] {
+            assert!(memory.discard(range.clone()).is_err(), "{range:?}");
+        }
+    }
+
+    #[test]
+    fn reserving_nothing_is_an_error() {
+        assert!(GuestMemory::reserve(PageBytes::ZERO).is_err());
+    }
+}

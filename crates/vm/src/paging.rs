@@ -1,0 +1,189 @@
+//! x86-64 page tables, as bytes in guest memory: 4 levels, 4 KiB pages.
+//!
+//! Only the host writes them; no guest mapping covers them, so that a walk may trust what it reads. Accessed and
+//! dirty bits are preset: the processor never writes a table. Format: Intel SDM volume 3, 4.5; AMD APM volume 2, 5.3.
+
+use coracle_abi::{PAGE_BYTES, VirtualAddress};
+
+use crate::memory::{GuestMemory, OutOfRange};
+use crate::rights::Rights;
+
+/// A page of guest-physical memory, by number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Frame(pub u32);
+
+impl Frame {
+    /// The frame's first guest-physical address.
+    pub const fn address(self) -> u64 {
+        self.0 as u64 * PAGE_BYTES
+    }
+}
+
+const PRESENT: u64 = 1;
+const WRITABLE: u64 = 1 << 1;
+const USER: u64 = 1 << 2;
+const ACCESSED: u64 = 1 << 5;
+const DIRTY: u64 = 1 << 6;
+/// Ours (the processor ignores bits 9-11, and every bit of an entry that is not present): the entry owns its frame
+/// even when it is not present.
+const OWNS_FRAME: u64 = 1 << 9;
+const NO_EXECUTE: u64 = 1 << 63;
+const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+
+/// An entry that points to a lower table. The leaf alone decides the rights.
+const TABLE: u64 = PRESENT | WRITABLE | USER | ACCESSED;
+
+/// Who may use a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// Ring 3: the guest.
+    User,
+    /// Ring 0: the stub.
+    Supervisor,
+}
+
+/// A leaf entry of a page table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Entry(pub u64);
+
+impl Entry {
+    /// Nothing: no access, no frame.
+    pub const EMPTY: Self = Self(0);
+
+    /// Maps `frame`. Without rights the page is not present but keeps its frame.
+    pub const fn new(frame: Frame, rights: Rights, level: Level) -> Self {
+        let mut bits = frame.address() | OWNS_FRAME;
+        if !rights.is_none() {
+            bits |= PRESENT | ACCESSED | DIRTY;
+        }
+        if rights.write {
+            bits |= WRITABLE;
+        }
+        if !rights.execute {
+            bits |= NO_EXECUTE;
+        }
+        if matches!(level, Level::User) {
+            bits |= USER;
+        }
+        Self(bits)
+    }
+
+    /// The frame the entry owns, accessible or not.
+    pub const fn frame(self) -> Option<Frame> {
+        if self.0 & OWNS_FRAME == 0 {
+            return None;
+        }
+        Some(Frame(((self.0 & ADDRESS) / PAGE_BYTES) as u32))
+    }
+
+    /// What ring 3 may do.
+    pub const fn user_rights(self) -> Rights {
+        if self.0 & (PRESENT | USER) != PRESENT | USER {
+            return Rights::NONE;
+        }
+        Rights { read: true, write: self.0 & WRITABLE != 0, execute: self.0 & NO_EXECUTE == 0 }
+    }
+}
+
+/// Index into the table of `level` (3 the root, 0 the leaves).
+const fn index(address: VirtualAddress, level: u32) -> u64 {
+    (address.0 >> (12 + 9 * level)) & 511
+}
+
+/// Where the leaf entry for `address` lies, or `None` if a table on the way does not exist.
+///
+/// # Errors
+/// When a table lies outside guest memory, which the host never writes.
+pub fn find_entry(memory: &GuestMemory, root: Frame, address: VirtualAddress) -> Result<Option<u64>, OutOfRange> {
+    let mut table = root.address();
+    for level in (1..=3).rev() {
+        let entry = memory.read_u64(table + index(address, level) * 8)?;
+        if entry & PRESENT == 0 {
+            return Ok(None);
+        }
+        table = entry & ADDRESS;
+    }
+    Ok(Some(table + index(address, 0) * 8))
+}
+
+/// Where the leaf entry for `address` lies; tables on the way that do not exist are made from frames that
+/// `new_table` gives, zeroed.
+///
+/// # Errors
+/// `new_table`'s. Tables made before the failure stay, empty.
+pub fn make_entry<E: From<OutOfRange>>(
+    memory: &mut GuestMemory,
+    root: Frame,
+    address: VirtualAddress,
+    mut new_table: impl FnMut(&mut GuestMemory) -> Result<Frame, E>,
+) -> Result<u64, E> {
+    let mut table = root.address();
+    for level in (1..=3).rev() {
+        let at = table + index(address, level) * 8;
+        let entry = memory.read_u64(at)?;
+        table = if entry & PRESENT == 0 {
+            let frame = new_table(memory)?;
+            memory.write_u64(at, frame.address() | TABLE)?;
+            frame.address()
+        } else {
+            entry & ADDRESS
+        };
+    }
+    Ok(table + index(address, 0) * 8)
+}
+
+/// Whether the entry of the next page lies in the same table as that of `address`.
+pub const fn next_is_in_same_table(address: VirtualAddress) -> bool {
+    index(address, 0) != 511
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_abi::PageBytes;
+
+    use super::*;
+
+    #[test]
+    fn a_leaf_says_what_it_was_made_of() {
+        for rights in [Rights::R, Rights::RW, Rights::RX] {
+            let entry = Entry::new(Frame(0x12345), rights, Level::User);
+            assert_eq!(entry.frame(), Some(Frame(0x12345)));
+            assert_eq!(entry.user_rights(), rights);
+        }
+    }
+
+    #[test]
+    fn a_supervisor_page_gives_the_guest_nothing() {
+        assert_eq!(Entry::new(Frame(1), Rights::RW, Level::Supervisor).user_rights(), Rights::NONE);
+    }
+
+    #[test]
+    fn without_rights_the_frame_stays() {
+        let entry = Entry::new(Frame(9), Rights::NONE, Level::User);
+        assert_eq!((entry.frame(), entry.user_rights()), (Some(Frame(9)), Rights::NONE));
+        assert_eq!(entry.0 & PRESENT, 0);
+        assert_eq!(Entry::EMPTY.frame(), None);
+    }
+
+    #[test]
+    fn accessed_and_dirty_are_preset() {
+        assert_eq!(Entry::new(Frame(1), Rights::R, Level::User).0 & (ACCESSED | DIRTY), ACCESSED | DIRTY);
+    }
+
+    #[test]
+    fn tables_are_made_once() {
+        let mut memory = GuestMemory::reserve(PageBytes::from_pages(16).unwrap()).unwrap();
+        let mut next = 0;
+        let mut tables = |_: &mut GuestMemory| -> Result<Frame, OutOfRange> {
+            next += 1;
+            Ok(Frame(next))
+        };
+        let address = VirtualAddress(0x7fff_8000_0000);
+        assert_eq!(find_entry(&memory, Frame(0), address), Ok(None));
+        let first = make_entry(&mut memory, Frame(0), address, &mut tables).unwrap();
+        let second = make_entry(&mut memory, Frame(0), VirtualAddress(address.0 + PAGE_BYTES), &mut tables).unwrap();
+        assert_eq!(second, first + 8);
+        assert_eq!(find_entry(&memory, Frame(0), address), Ok(Some(first)));
+        assert_eq!(next, 3);
+    }
+}
