@@ -52,6 +52,11 @@ pub trait Vcpu: Send {
 
     /// Other hypervisor calls made for this processor so far.
     fn hypervisor_calls(&self) -> u64;
+
+    /// Instructions that the guest executed, if this processor counts them.
+    fn instructions(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// Stops a running vCPU from outside.

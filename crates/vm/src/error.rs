@@ -40,6 +40,11 @@ impl Error {
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
+
+    /// The system's own error behind it, if there is one.
+    pub fn into_source(self) -> Option<std::io::Error> {
+        self.source
+    }
 }
 
 impl fmt::Display for Error {

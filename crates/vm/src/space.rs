@@ -151,7 +151,8 @@ impl Access {
         }
     }
 
-    const fn rights(self) -> Rights {
+    /// The rights that it takes.
+    pub const fn rights(self) -> Rights {
         match self {
             Self::Read => Rights::R,
             Self::Write => Rights::RW,

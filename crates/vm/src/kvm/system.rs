@@ -1,7 +1,8 @@
 //! `/dev/kvm`: opening it, what it can do, and what to tell somebody for whom it does not work.
 
+use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_sregs};
 use kvm_ioctls::Kvm as KvmFd;
@@ -28,6 +29,7 @@ struct System {
     kvm: KvmFd,
     supported: CpuId,
     reset: OnceLock<kvm_sregs>, // A new vCPU's system registers: the same for all.
+    tables: Mutex<HashMap<CpuTemplate, Arc<CpuId>>>, // Each made once.
 }
 
 /// A capability that Coracle asks KVM for.
@@ -101,15 +103,7 @@ impl Kvm {
                 Arc::clone(SYSTEM.get_or_init(|| system))
             }
         };
-        let missing = cpuid::missing(&system.supported, template);
-        if !missing.is_empty() {
-            let message = format!(
-                "this host's processor cannot give the CPU template {template}: it lacks {}. Choose a smaller template",
-                missing.join(", ")
-            );
-            return Err(Error::new(ErrorKind::Unavailable, message));
-        }
-        let table = Arc::new(cpuid::apply(&system.supported, template)?);
+        let table = system.table(template)?;
         Ok(Self { system, table })
     }
 
@@ -147,7 +141,25 @@ impl System {
             .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
             .map_err(|error| Error::refused("asking KVM for the processor's features", error))?;
         kick::prepare().map_err(|error| Error::refused("installing the signal that stops a guest", error))?;
-        Ok(Self { kvm, supported, reset: OnceLock::new() })
+        Ok(Self { kvm, supported, reset: OnceLock::new(), tables: Mutex::default() })
+    }
+
+    /// The CPUID table for a template.
+    fn table(&self, template: CpuTemplate) -> Result<Arc<CpuId>, Error> {
+        let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(table) = tables.get(&template) {
+            return Ok(Arc::clone(table));
+        }
+        let missing = cpuid::missing(&self.supported, template);
+        if !missing.is_empty() {
+            return Err(unavailable(&format!(
+                "this host's processor cannot give the CPU template {template}: it lacks {}. Choose a smaller template",
+                missing.join(", ")
+            )));
+        }
+        let table = Arc::new(cpuid::apply(&self.supported, template)?);
+        tables.insert(template, Arc::clone(&table));
+        Ok(table)
     }
 }
 

@@ -1,0 +1,220 @@
+//! Describing a sandbox, step by step.
+
+use std::fmt::Display;
+use std::sync::Arc;
+use std::time::Duration;
+
+use coracle_vm::Backend;
+use coracle_vm::kvm::{CpuTemplate, Kvm};
+use postcard_schema::Schema;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::config::Config;
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind};
+use crate::host::HostFunctions;
+use crate::image::Image;
+use crate::interface::Interface;
+use crate::linux::{SystemCall, Tracer};
+use crate::log;
+use crate::machine::{Machine, Program, Stop};
+use crate::sandbox::Sandbox;
+use crate::stream::{Input, Output, Streams};
+use crate::transport::Transport;
+
+/// A sandbox in the making: from [`Sandbox::builder`]. [`Builder::build`] makes one to call functions in;
+/// [`Builder::run`] runs an ordinary program to its end.
+#[must_use = "a builder does nothing until build or run is called"]
+pub struct Builder {
+    image: Image,
+    config: Config,
+    backend: Option<Arc<dyn Backend>>,
+    args: Vec<String>,
+    env: Vec<(String, String)>,
+    init_data: Vec<u8>,
+    streams: Streams,
+    tracer: Option<Tracer>,
+    host_functions: HostFunctions,
+}
+
+impl Builder {
+    pub(crate) fn new(image: &Image) -> Self {
+        Self {
+            image: image.clone(),
+            config: Config::default(),
+            backend: None,
+            args: vec![image.name().unwrap_or("guest").to_owned()],
+            env: Vec::new(),
+            init_data: Vec::new(),
+            streams: Streams::default(),
+            tracer: None,
+            host_functions: HostFunctions::default(),
+        }
+    }
+
+    /// All settings at once, in place of those made before.
+    pub fn config(mut self, config: Config) -> Self {
+        self.config = config;
+        self
+    }
+
+    /// The most memory the guest may have, see [`Config::memory_bytes`].
+    pub fn memory_bytes(mut self, bytes: u64) -> Self {
+        self.config.memory_bytes = bytes;
+        self
+    }
+
+    /// The guest's heap, see [`Config::heap_bytes`]. Raises the memory limit to twice that, if it is lower.
+    pub fn heap_bytes(mut self, bytes: u64) -> Self {
+        self.config.heap_bytes = Some(bytes);
+        self.config.memory_bytes = self.config.memory_bytes.max(bytes.saturating_mul(2));
+        self
+    }
+
+    /// How long booting, each call, or the whole program may take.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.config.timeout = Some(timeout);
+        self
+    }
+
+    /// The processor the guest sees.
+    pub fn cpu(mut self, template: CpuTemplate) -> Self {
+        self.config.cpu = template;
+        self
+    }
+
+    /// Another hypervisor than KVM: `coracle::fake` has one for tests.
+    pub fn backend(mut self, backend: impl Backend + 'static) -> Self {
+        self.backend = Some(Arc::new(backend));
+        self
+    }
+
+    /// The program's arguments, after its name.
+    pub fn args<S: Into<String>>(mut self, args: impl IntoIterator<Item = S>) -> Self {
+        self.args.truncate(1);
+        self.args.extend(args.into_iter().map(Into::into));
+        self
+    }
+
+    /// The program's environment, in place of what was given before. Nothing of the host's is inherited.
+    pub fn env<N: Into<String>, V: Into<String>>(mut self, env: impl IntoIterator<Item = (N, V)>) -> Self {
+        self.env = env.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
+        self
+    }
+
+    /// Bytes that the guest reads in place, by the SDK's `init_data()`.
+    pub fn init_data(mut self, bytes: impl Into<Vec<u8>>) -> Self {
+        self.init_data = bytes.into();
+        self
+    }
+
+    /// Standard input. Default: empty.
+    pub fn stdin(mut self, input: Input) -> Self {
+        self.streams.input = input;
+        self
+    }
+
+    /// Standard output. Default: nowhere.
+    pub fn stdout(mut self, output: Output) -> Self {
+        self.streams.output = output;
+        self
+    }
+
+    /// Standard error. Default: nowhere.
+    pub fn stderr(mut self, output: Output) -> Self {
+        self.streams.error = output;
+        self
+    }
+
+    /// Called after each system call.
+    pub fn trace_system_calls(mut self, tracer: impl FnMut(&SystemCall) + Send + 'static) -> Self {
+        self.tracer = Some(Box::new(tracer));
+        self
+    }
+
+    /// Offers a function to the guest. Its argument is one value: `()` for none, a tuple for several. An `Err`, and a
+    /// panic, becomes an error in the guest.
+    ///
+    /// A sandbox has one thread at a time, but the function may be shared by many sandboxes: hence `Fn`, `Send`, `Sync`.
+    pub fn host_fn<A, R, E>(
+        mut self,
+        name: impl Into<String>,
+        function: impl Fn(A) -> Result<R, E> + Send + Sync + 'static,
+    ) -> Self
+    where
+        A: DeserializeOwned + Schema,
+        R: Serialize + Schema,
+        E: Display,
+    {
+        self.host_functions.add(name.into(), function);
+        self
+    }
+
+    /// Loads the guest and runs it until it is ready to be called.
+    ///
+    /// # Errors
+    /// - [`ErrorKind::Host`] when there is no hypervisor, or it refuses.
+    /// - [`ErrorKind::Config`], [`ErrorKind::Image`], [`ErrorKind::Signature`], [`ErrorKind::Limit`] when the settings,
+    ///   the image, the host functions or the memory do not fit.
+    /// - [`ErrorKind::GuestStopped`], [`ErrorKind::TimedOut`] when the guest did not get ready.
+    pub fn build(self) -> Result<Sandbox, Error> {
+        let Some(interface) = Interface::of(&self.image)? else {
+            let message = "the image is an ordinary program, not a Coracle guest: build it with the coracle-guest SDK to \
+                           call its functions, or run it whole";
+            return Err(Error::new(ErrorKind::Image, message));
+        };
+        interface.check_version()?;
+        self.host_functions.check(&interface)?;
+        let (host_functions, timeout) = (self.host_functions.clone(), self.config.timeout);
+        let (machine, layout) = self.load(true)?;
+        let Some(layout) = layout else { return Err(Error::new(ErrorKind::Host, "a guest without a transport area")) };
+        let transport = Transport::new(&machine.space, &layout)?;
+        Sandbox::boot(machine, transport, &interface, host_functions, timeout)
+    }
+
+    /// Runs the image as an ordinary Linux program, to its end. Returns its exit code, 0 to 255.
+    ///
+    /// # Errors
+    /// As [`Builder::build`]; [`ErrorKind::GuestStopped`] when the program crashed or ended itself by a signal.
+    pub fn run(self) -> Result<i32, Error> {
+        let timeout = self.config.timeout;
+        let (mut machine, _) = self.load(false)?;
+        let deadline = match timeout {
+            Some(timeout) => Deadline::after(timeout, machine.vcpu.kicker()),
+            None => Deadline::never(),
+        };
+        match machine.run(&deadline)? {
+            Stop::Exited(code) => Ok(code),
+            Stop::Crashed(report) => Err(Error::crashed(report)),
+            Stop::TimedOut => {
+                let message =
+                    format!("the program did not end within {:?}: it was stopped", timeout.unwrap_or_default());
+                Err(Error::new(ErrorKind::TimedOut, message))
+            }
+            Stop::Doorbell => {
+                let cause = crate::crash::Cause::ProtocolViolation("an ordinary program rang the doorbell");
+                Err(Error::crashed(machine.report(None, Some(cause))))
+            }
+        }
+    }
+
+    fn load(self, is_guest: bool) -> Result<(Machine, Option<crate::layout::GuestLayout>), Error> {
+        let backend: Arc<dyn Backend> = match self.backend {
+            Some(backend) => backend,
+            None => Arc::new(Kvm::open(self.config.cpu)?),
+        };
+        Machine::load(Program {
+            config: &self.config,
+            backend: &*backend,
+            image: &self.image,
+            is_guest,
+            args: &self.args,
+            env: &self.env,
+            init_data: &self.init_data,
+            log_level: log::number(self.config.log_level),
+            streams: self.streams,
+            tracer: self.tracer,
+        })
+    }
+}

@@ -1,0 +1,256 @@
+//! A loaded program and the loop that runs it until it hands over.
+//!
+//! The loop knows exits, system calls and page faults, and nothing of calls, logs or statistics. Who wants to watch the
+//! guest wraps the [`Vcpu`] instead (see `instructions.rs`).
+
+use coracle_abi::boot::{self, BootInfo, Region};
+use coracle_abi::{ABI_VERSION, PAGE_BYTES, map};
+use coracle_vm::paging::Level;
+use coracle_vm::{
+    Access, Backend, ControlPage, Exception, Exit, Fault, Fill, GuestMemory, Parts, Promise, Registers, Rights, Space,
+    Span, Vcpu, exit,
+};
+
+use crate::config::Config;
+use crate::crash::{Cause, CrashReport, Place, Scene};
+use crate::deadline::Deadline;
+use crate::entropy;
+use crate::error::{Error, ErrorKind};
+use crate::image::Image;
+use crate::instructions::Counting;
+use crate::layout::{GuestLayout, Layout};
+use crate::linux::{Linux, Outcome, Tracer};
+use crate::stack::{InitialStack, Start};
+use crate::stream::Streams;
+
+/// Why the guest is not running.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// It rang the doorbell.
+    Doorbell,
+    /// It ended itself with this code.
+    Exited(i32),
+    /// It cannot go on.
+    Crashed(CrashReport),
+    /// The deadline has passed.
+    TimedOut,
+}
+
+/// All that one program is made from.
+pub(crate) struct Program<'a> {
+    pub(crate) config: &'a Config,
+    pub(crate) backend: &'a dyn Backend,
+    pub(crate) image: &'a Image,
+    pub(crate) is_guest: bool,
+    pub(crate) args: &'a [String],
+    pub(crate) env: &'a [(String, String)],
+    pub(crate) init_data: &'a [u8],
+    pub(crate) log_level: u32,
+    pub(crate) streams: Streams,
+    pub(crate) tracer: Option<Tracer>,
+}
+
+/// A virtual machine with a program in it.
+pub(crate) struct Machine {
+    pub(crate) space: Space,
+    pub(crate) vcpu: Box<dyn Vcpu>,
+    pub(crate) linux: Linux,
+    image: Image,
+    stack: Span,
+}
+
+/// Pages besides the image that every program touches before its first exit: control pages, page tables, stack.
+const EARLY_PAGES: u64 = 32;
+
+impl Machine {
+    /// Makes a virtual machine and loads the program, ready to be entered. For a guest made with the SDK also says where
+    /// its transport area lies.
+    pub(crate) fn load(program: Program<'_>) -> Result<(Self, Option<GuestLayout>), Error> {
+        let Program { config, backend, image, .. } = program;
+        config.check()?;
+        let layout = Layout::new(config, image, program.is_guest, program.init_data.len() as u64)?;
+        let size = coracle_abi::PageBytes::round_up(config.memory_bytes).unwrap_or_default();
+        let memory = GuestMemory::reserve(size).map_err(|error| {
+            let message =
+                format!("cannot reserve {} bytes of address space for the guest's memory", config.memory_bytes);
+            Error::new(ErrorKind::Host, message).with_source(error)
+        })?;
+        let parts = Parts { root: Space::ROOT, exception_stack: Space::EXCEPTION_STACK };
+        let (vm, vcpu) = backend.create(&parts)?;
+        let mut space = Space::new(memory, vm, &backend.control_pages())?;
+        let image_pages: u64 = layout.image.iter().map(|(span, _)| span.pages()).sum();
+        let early = (image_pages + EARLY_PAGES).min(space.memory().bytes() / PAGE_BYTES);
+        space.memory_mut().populate(0..early * PAGE_BYTES);
+        for (span, rights) in &layout.image {
+            space.map(*span, *rights, Fill::Now, Promise::Committed)?;
+        }
+        for segment in image.segments() {
+            space.load(segment.address.wrapping_add(image.load_bias()), &image.bytes()[segment.file.clone()])?;
+        }
+        space.map(layout.stack, Rights::RW, Fill::Down, Promise::Committed)?;
+        let mut random = [0; 16];
+        entropy::fill(&mut random).map_err(no_entropy)?;
+        let start = Start {
+            args: program.args,
+            env: program.env,
+            random,
+            is_guest: program.is_guest,
+            limit: layout.stack.bytes() / 4,
+        };
+        let initial = InitialStack::new(layout.stack.end(), image, &start)?;
+        space.write(initial.address, &initial.bytes)?;
+        if let Some(guest) = &layout.guest {
+            map_guest(&mut space, guest, program.init_data, program.log_level)?;
+        }
+        let mut vcpu = if config.count_instructions { Counting::wrap(vcpu) } else { vcpu };
+        let entry = image.entry().wrapping_add(image.load_bias());
+        vcpu.set_registers(&Registers { rip: entry, rsp: initial.address, ..Registers::default() });
+        let heap = &layout.program_break;
+        let linux = Linux::new(heap.start, heap.end, layout.stack.bytes(), program.streams, program.tracer);
+        Ok((Self { space, vcpu, linux, image: image.clone(), stack: layout.stack }, layout.guest))
+    }
+
+    /// Enters the guest until it hands over or stops.
+    ///
+    /// # Errors
+    /// The hypervisor's; the guest cannot be entered again then.
+    pub(crate) fn run(&mut self, deadline: &Deadline) -> Result<Stop, Error> {
+        loop {
+            match self.vcpu.run(self.space.memory_mut())? {
+                Exit::Doorbell => return Ok(Stop::Doorbell),
+                Exit::Syscall => {
+                    if let Some(stop) = self.system_call(deadline)? {
+                        return Ok(stop);
+                    }
+                }
+                Exit::Exception(exception) => {
+                    if !self.resolved(&exception)? {
+                        return Ok(Stop::Crashed(self.report(Some(&exception), None)));
+                    }
+                }
+                Exit::Interrupted => {}
+                Exit::Shutdown => return Ok(Stop::Crashed(self.report(None, Some(Cause::Shutdown)))),
+                Exit::Unexpected(reason) => {
+                    return Ok(Stop::Crashed(self.report(None, Some(Cause::Hypervisor(reason)))));
+                }
+            }
+            if deadline.is_over() {
+                return Ok(Stop::TimedOut);
+            }
+        }
+    }
+
+    fn system_call(&mut self, deadline: &Deadline) -> Result<Option<Stop>, Error> {
+        let registers = self.vcpu.registers();
+        let cause = match self.linux.serve(&registers, &mut self.space, deadline)? {
+            Outcome::Return(value) => {
+                self.vcpu.finish_syscall(value);
+                return Ok(None);
+            }
+            Outcome::SetFsBase(fs_base) => {
+                self.vcpu.set_registers(&Registers { rax: 0, fs_base, ..registers });
+                return Ok(None);
+            }
+            Outcome::Exit(code) => return Ok(Some(Stop::Exited(code))),
+            Outcome::TimedOut => return Ok(Some(Stop::TimedOut)),
+            Outcome::Deadlock => Cause::Deadlock,
+            Outcome::Signal(SIGABRT) if self.linux.refused_memory() => Cause::OutOfMemory,
+            Outcome::Signal(SIGABRT) => Cause::Abort,
+            Outcome::Signal(number) => Cause::Signal(number),
+        };
+        Ok(Some(Stop::Crashed(self.report(None, Some(cause)))))
+    }
+
+    /// Whether the guest may try again.
+    fn resolved(&mut self, exception: &Exception) -> Result<bool, Error> {
+        if exception.vector != exit::PAGE_FAULT {
+            return Ok(false);
+        }
+        let registers = self.vcpu.registers();
+        match self.space.fault(exception.address, Access::from_error_code(exception.error_code))? {
+            Fault::Resolved => {
+                self.vcpu.set_registers(&registers);
+                Ok(true)
+            }
+            Fault::Denied | Fault::OutOfMemory => Ok(false),
+        }
+    }
+
+    /// What is known of the guest's end: by an exception, or for the given cause.
+    pub(crate) fn report(&mut self, exception: Option<&Exception>, cause: Option<Cause>) -> CrashReport {
+        let registers = self.vcpu.registers();
+        let page_fault = exception.filter(|exception| exception.vector == exit::PAGE_FAULT);
+        let cause = match (cause, exception) {
+            (Some(cause), _) => cause,
+            (None, Some(exception)) => self.cause_of(exception, registers.rip),
+            (None, None) => Cause::Shutdown,
+        };
+        let link_address = registers.rip.wrapping_sub(self.image.load_bias());
+        let symbol = self.image.symbol(link_address);
+        CrashReport {
+            cause,
+            vector: exception.map(|exception| exception.vector),
+            address: page_fault.map(|fault| fault.address),
+            access: page_fault.map(|fault| Access::from_error_code(fault.error_code)),
+            registers,
+            place: symbol.map(|symbol| Place { function: symbol.name, offset: symbol.offset }),
+        }
+    }
+
+    fn cause_of(&mut self, exception: &Exception, rip: u64) -> Cause {
+        let access = Access::from_error_code(exception.error_code);
+        let rights = self.space.area_at(exception.address).map(|area| area.rights);
+        let is_page_fault = exception.vector == exit::PAGE_FAULT;
+        if is_page_fault && rights.is_some_and(|rights| access.rights().within(rights)) {
+            return Cause::OutOfMemory; // The guest may use the page, and there is none to give.
+        }
+        let mut code = [0; 15];
+        let length = (0..code.len()).rev().map(|n| n + 1).find(|n| self.space.read(rip, &mut code[..*n]).is_ok());
+        let code = &code[..length.unwrap_or(0)];
+        Cause::of(&Scene { exception: *exception, code, stack: self.stack, rights })
+    }
+}
+
+const SIGABRT: i32 = 6;
+
+/// Maps what only a guest made with the SDK has.
+fn map_guest(space: &mut Space, layout: &GuestLayout, init_data: &[u8], log_level: u32) -> Result<(), Error> {
+    for span in [layout.inbound, layout.outbound, layout.log] {
+        space.map_sealed(span, Rights::RW, Fill::Now)?;
+    }
+    if let Some(heap) = layout.heap {
+        space.map(heap, Rights::RW, Fill::Up, Promise::Committed)?;
+        // The allocator's first pages, so that its first use is no exit.
+        space.fault(heap.start(), Access::Write)?;
+    }
+    if let Some(span) = layout.init_data {
+        space.map_sealed(span, Rights::R, Fill::Now)?;
+        space.load(span.start(), init_data)?;
+    }
+    let region = |span: Span| Region { address: span.start(), bytes: span.bytes() };
+    let init_region = |span: Span| Region { address: span.start(), bytes: init_data.len() as u64 };
+    let mut entropy = [0; 32];
+    entropy::fill(&mut entropy).map_err(no_entropy)?;
+    let info = BootInfo {
+        magic: boot::MAGIC,
+        abi_version: ABI_VERSION,
+        reserved: 0,
+        doorbell: map::DOORBELL,
+        inbound: region(layout.inbound),
+        outbound: region(layout.outbound),
+        log: region(layout.log),
+        heap: layout.heap.map(region).unwrap_or_default(),
+        init_data: layout.init_data.map(init_region).unwrap_or_default(),
+        generation: 1,
+        entropy,
+        log_level,
+        reserved_end: 0,
+    };
+    let page =
+        ControlPage { address: map::BOOT_PAGE, content: info.encode().into(), rights: Rights::R, level: Level::User };
+    Ok(space.map_control(&page)?)
+}
+
+fn no_entropy(error: std::io::Error) -> Error {
+    Error::new(ErrorKind::Host, "the host's kernel gives no random bytes for the guest").with_source(error)
+}

@@ -1,0 +1,433 @@
+//! A guest that is ready to be called.
+//!
+//! One call is: write the request to shared memory, enter the guest, read the reply. Host calls, log records and system
+//! calls in between are answered on the way. Whatever stops the guest part-way poisons the sandbox: it refuses calls
+//! from then on, and says why.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::marker::PhantomData;
+
+use coracle_abi::frame::{Header, Kind};
+use coracle_abi::signature;
+use postcard_schema::Schema;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::builder::Builder;
+use crate::crash::Cause;
+use crate::deadline::Deadline;
+use crate::error::{Error, ErrorKind};
+use crate::host::{HostFunctions, types_text};
+use crate::image::Image;
+use crate::interface::{FunctionInfo, Interface};
+use crate::log;
+use crate::machine::{Machine, Stop};
+use crate::stats::Stats;
+use crate::transport::{Received, Transport, too_large};
+
+/// One guest in its virtual machine. It runs only while a call is made, on the caller's thread.
+///
+/// ```
+/// # use coracle::{Sandbox, fake::FakeGuest};
+/// let guest = FakeGuest::new().function("double", |n: u32| Ok::<_, String>(n * 2));
+/// let mut sandbox = Sandbox::builder(&guest.image()).backend(guest.backend()).build()?;
+/// let answer: u32 = sandbox.call("double", 21u32)?;
+/// assert_eq!(answer, 42);
+/// # Ok::<(), coracle::Error>(())
+/// ```
+pub struct Sandbox {
+    machine: Machine,
+    transport: Transport,
+    functions: HashMap<String, Exported>,
+    host_functions: HostFunctions,
+    timeout: Option<std::time::Duration>,
+    status: Status,
+    correlation: u64,
+    calls: u64,
+    host_calls: u64,
+    written_at_start: Option<u64>,
+    // Kept from call to call, so that a warm call allocates nothing of its own.
+    outgoing: Vec<u8>,
+    incoming: Vec<u8>,
+    log: Vec<u8>,
+}
+
+/// Whether a sandbox can be called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Status {
+    /// It can.
+    Ready,
+    /// The guest was stopped part-way: by a crash, a panic, an exit, a deadline. Only dropping it is allowed.
+    Poisoned,
+    /// The hypervisor failed part-way. Only dropping it is allowed.
+    Unrecoverable,
+}
+
+#[derive(Clone, Debug)]
+struct Exported {
+    info: FunctionInfo,
+    index: u32,
+}
+
+/// A guest function whose name and types have been checked, so that calling it looks nothing up. For sandboxes of the
+/// image that it was resolved in; in others a call is an error.
+pub struct Function<A: ?Sized, R> {
+    index: u32,
+    key: u64,
+    types: PhantomData<fn(&A) -> R>,
+}
+
+impl<A: ?Sized, R> Clone for Function<A, R> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<A: ?Sized, R> Copy for Function<A, R> {}
+
+impl<A: ?Sized, R> fmt::Debug for Function<A, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Function").field("index", &self.index).field("key", &self.key).finish()
+    }
+}
+
+impl<A: Serialize + Schema + ?Sized, R: DeserializeOwned + Schema> Function<A, R> {
+    /// Calls it.
+    ///
+    /// # Errors
+    /// As [`Sandbox::call`].
+    pub fn call(&self, sandbox: &mut Sandbox, args: &A) -> Result<R, Error> {
+        sandbox.call_index(self.index, self.key, args)
+    }
+}
+
+/// What the guest answered.
+enum Answer {
+    /// The payload is in `incoming`.
+    Ready,
+    Reply,
+    /// The error's text is in `incoming`.
+    Error,
+}
+
+impl Sandbox {
+    /// Starts to describe a sandbox for `image`.
+    pub fn builder(image: &Image) -> Builder {
+        Builder::new(image)
+    }
+
+    /// Runs a freshly loaded guest until it is ready.
+    pub(crate) fn boot(
+        machine: Machine,
+        transport: Transport,
+        interface: &Interface,
+        host_functions: HostFunctions,
+        timeout: Option<std::time::Duration>,
+    ) -> Result<Self, Error> {
+        let mut sandbox = Self {
+            machine,
+            transport,
+            functions: HashMap::new(),
+            host_functions,
+            timeout,
+            status: Status::Ready,
+            correlation: 0,
+            calls: 0,
+            host_calls: 0,
+            written_at_start: None,
+            outgoing: Vec::new(),
+            incoming: Vec::new(),
+            log: Vec::new(),
+        };
+        match sandbox.converse()? {
+            Answer::Ready => {}
+            Answer::Reply => return Err(sandbox.violation("it replied before it was called")),
+            Answer::Error => return Err(Error::new(ErrorKind::GuestReturned, sandbox.guest_text())),
+        }
+        sandbox.functions = sandbox.exported(interface)?;
+        sandbox.written_at_start = sandbox.machine.space.vm_mut().pages_written()?;
+        Ok(sandbox)
+    }
+
+    /// Calls the guest function `name`.
+    ///
+    /// Arguments are one value: nothing is `()`, several are a tuple. Any serde type goes that also derives
+    /// [`Schema`](crate::Schema); `&str` and `&[u8]` go where the guest takes a string or bytes.
+    ///
+    /// # Errors
+    /// - [`ErrorKind::Signature`], [`ErrorKind::Limit`]: the call was not made, the sandbox is as before.
+    /// - [`ErrorKind::GuestReturned`]: the function's own error. The sandbox is still good.
+    /// - [`ErrorKind::GuestStopped`], [`ErrorKind::TimedOut`], [`ErrorKind::Host`]: it is not; see [`Sandbox::status`].
+    /// - [`ErrorKind::Unusable`]: it was not before.
+    pub fn call<R>(&mut self, name: &str, args: impl Serialize + Schema) -> Result<R, Error>
+    where
+        R: DeserializeOwned + Schema,
+    {
+        let (index, key) = self.resolve(name, &args, PhantomData::<R>)?;
+        self.call_index(index, key, &args)
+    }
+
+    /// Checks a guest function's name and types once, for many calls.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Signature`] when there is no such function, or it has other types: both are shown.
+    pub fn function<A, R>(&self, name: &str) -> Result<Function<A, R>, Error>
+    where
+        A: Schema + ?Sized,
+        R: Schema,
+    {
+        let exported = self.functions.get(name).ok_or_else(|| self.no_function(name))?;
+        if exported.info.types != const { signature::types_hash(A::SCHEMA, R::SCHEMA) } {
+            let message = format!("the guest offers {}, the host calls {name}{}", exported.info, types_text::<A, R>());
+            return Err(Error::new(ErrorKind::Signature, message));
+        }
+        Ok(Function { index: exported.index, key: exported.info.key, types: PhantomData })
+    }
+
+    /// The functions that the guest offers, in no particular order.
+    pub fn functions(&self) -> impl Iterator<Item = &FunctionInfo> {
+        self.functions.values().map(|exported| &exported.info)
+    }
+
+    /// Calls a guest function with arguments that are encoded already, for callers that know its types only at run time
+    /// ([`crate::dynamic`]). Returns the encoded result.
+    ///
+    /// # Errors
+    /// As [`Sandbox::call`]. Nobody checks the arguments but the guest.
+    pub fn call_encoded(&mut self, name: &str, arguments: &[u8]) -> Result<Vec<u8>, Error> {
+        let exported = self.functions.get(name).ok_or_else(|| self.no_function(name))?;
+        let (index, key) = (exported.index, exported.info.key);
+        self.outgoing.clear();
+        self.outgoing.extend_from_slice(arguments);
+        self.exchange(index, key)?;
+        Ok(std::mem::take(&mut self.incoming))
+    }
+
+    /// Whether it can be called.
+    pub fn status(&self) -> Status {
+        self.status
+    }
+
+    /// What it has cost so far.
+    pub fn stats(&self) -> Stats {
+        let Machine { space, vcpu, linux, .. } = &self.machine;
+        Stats {
+            entries: vcpu.entries(),
+            hypervisor_calls: space.vm().hypervisor_calls() + vcpu.hypervisor_calls(),
+            calls: self.calls,
+            host_calls: self.host_calls,
+            system_calls: linux.calls(),
+            unknown_system_calls: linux.unknown().iter().map(|(number, count)| (*number, *count)).collect(),
+            pages_in_use: space.frames_in_use(),
+            pages_written_at_start: self.written_at_start,
+            guest_instructions: vcpu.instructions(),
+        }
+    }
+
+    fn resolve<A: Schema, R: Schema>(&self, name: &str, _: &A, _: PhantomData<R>) -> Result<(u32, u64), Error> {
+        let function = self.function::<A, R>(name)?;
+        Ok((function.index, function.key))
+    }
+
+    fn call_index<A, R>(&mut self, index: u32, key: u64, args: &A) -> Result<R, Error>
+    where
+        A: Serialize + ?Sized,
+        R: DeserializeOwned,
+    {
+        let mut outgoing = std::mem::take(&mut self.outgoing);
+        outgoing.clear();
+        self.outgoing = postcard::to_extend(args, outgoing).map_err(|error| {
+            Error::new(ErrorKind::Config, "the arguments cannot be encoded: not every serde type has a wire form")
+                .with_source(error)
+        })?;
+        self.exchange(index, key)?;
+        match postcard::take_from_bytes(&self.incoming) {
+            Ok((result, [])) => Ok(result),
+            // The types were compared: a guest that answers something else does not keep to the protocol.
+            _ => Err(self.violation("its result is not of the function's type")),
+        }
+    }
+
+    /// Sends what is in `outgoing` to a function, and leaves its result in `incoming`.
+    fn exchange(&mut self, index: u32, key: u64) -> Result<(), Error> {
+        if self.status != Status::Ready {
+            let message = "this sandbox was stopped during an earlier call: make a new one".to_owned();
+            return Err(Error::new(ErrorKind::Unusable, message));
+        }
+        let mut header = Header::new(Kind::Call);
+        (header.index, header.key, header.correlation) = (index, key, self.correlation + 1);
+        self.transport.send(self.machine.space.memory_mut(), 0, header, &self.outgoing)?;
+        self.correlation += 1;
+        self.calls += 1;
+        match self.converse()? {
+            Answer::Reply => Ok(()),
+            Answer::Error => Err(Error::new(ErrorKind::GuestReturned, self.guest_text())),
+            Answer::Ready => Err(self.violation("it said twice that it is ready")),
+        }
+    }
+
+    /// Enters the guest until it answers, and serves what it asks for meanwhile.
+    fn converse(&mut self) -> Result<Answer, Error> {
+        let deadline = match self.timeout {
+            Some(timeout) => Deadline::after(timeout, self.machine.vcpu.kicker()),
+            None => Deadline::never(),
+        };
+        loop {
+            let stop = match self.machine.run(&deadline) {
+                Ok(stop) => stop,
+                Err(error) => {
+                    self.status = Status::Unrecoverable;
+                    return Err(error);
+                }
+            };
+            match stop {
+                Stop::Doorbell => {
+                    if let Some(answer) = self.doorbell()? {
+                        return Ok(answer);
+                    }
+                    if deadline.is_over() {
+                        return Err(self.timed_out());
+                    }
+                }
+                Stop::Exited(code) => return Err(self.crash(Cause::ExitedWithoutAnswer(code))),
+                Stop::TimedOut => return Err(self.timed_out()),
+                Stop::Crashed(mut report) => {
+                    self.status = Status::Poisoned;
+                    self.pass_on_log();
+                    let refused = self.transport.take_refused_allocation(self.machine.space.memory_mut());
+                    // The guest's own word, and only about its own abort.
+                    if refused != 0 && matches!(report.cause, Cause::Abort | Cause::IllegalInstruction) {
+                        report.cause = Cause::OutOfMemory;
+                    }
+                    return Err(Error::crashed(report));
+                }
+            }
+        }
+    }
+
+    /// Looks at what the guest left. `None`: it was served and is to be entered again.
+    fn doorbell(&mut self) -> Result<Option<Answer>, Error> {
+        self.pass_on_log();
+        let received = match self.transport.receive(self.machine.space.memory()) {
+            Ok(received) => received,
+            Err(cause) => return Err(self.crash(cause)),
+        };
+        let kind = Kind::from_u8(received.header.kind);
+        if kind == Some(Kind::Flush) {
+            return Ok(None);
+        }
+        if received.header.correlation != self.correlation {
+            return Err(self.violation("its frame belongs to another call"));
+        }
+        if let Err(cause) = self.transport.payload(self.machine.space.memory(), &received, &mut self.incoming) {
+            return Err(self.crash(cause));
+        }
+        match kind {
+            Some(Kind::Ready) => Ok(Some(Answer::Ready)),
+            Some(Kind::Reply) => Ok(Some(Answer::Reply)),
+            Some(Kind::Error) => Ok(Some(Answer::Error)),
+            Some(Kind::HostCall) => self.host_call(&received).map(|()| None),
+            Some(Kind::Panic) => Err(self.panicked()),
+            _ => Err(self.violation("its frame is of no kind that a guest sends")),
+        }
+    }
+
+    fn host_call(&mut self, received: &Received) -> Result<(), Error> {
+        self.host_calls += 1;
+        let (key, at) = (received.header.key, u64::from(received.header.reply_at));
+        if !at.is_multiple_of(8) || self.transport.room(at) < 8 {
+            return Err(self.violation("it asked for a reply outside the inbound buffer"));
+        }
+        let good = self.host_functions.call(key, &self.incoming, &mut self.outgoing);
+        let mut header = Header::new(if good { Kind::HostReply } else { Kind::HostError });
+        (header.key, header.correlation) = (key, self.correlation);
+        let room = self.transport.room(at);
+        if self.outgoing.len() as u64 > room {
+            // The guest learns of it, cut to what fits.
+            header.kind = Kind::HostError as u8;
+            let text = if good {
+                too_large(self.outgoing.len() as u64, room).to_string().into_bytes()
+            } else {
+                std::mem::take(&mut self.outgoing)
+            };
+            self.outgoing = text;
+            self.outgoing.truncate(room as usize);
+        }
+        self.transport.send(self.machine.space.memory_mut(), at, header, &self.outgoing)
+    }
+
+    fn pass_on_log(&mut self) {
+        let dropped = self.transport.take_log(self.machine.space.memory_mut(), &mut self.log);
+        if !self.log.is_empty() || dropped > 0 {
+            log::emit(&self.log, dropped);
+        }
+    }
+
+    /// Joins what the image's notes say with the order in which the guest's table has its functions.
+    fn exported(&mut self, interface: &Interface) -> Result<HashMap<String, Exported>, Error> {
+        let (keys, rest) = self.incoming.as_chunks::<8>();
+        if !rest.is_empty() || keys.len() > signature::MAX_FUNCTIONS {
+            return Err(self.violation("its table of functions is malformed"));
+        }
+        let indices: HashMap<u64, u32> = keys.iter().map(|key| u64::from_le_bytes(*key)).zip(0..).collect();
+        let missing = interface.functions.iter().find(|function| !indices.contains_key(&function.key));
+        if let Some(function) = missing {
+            let message =
+                format!("the image's notes promise {function}, but the guest does not have it: build it anew");
+            return Err(Error::new(ErrorKind::Image, message));
+        }
+        let by_name = interface.by_name();
+        Ok(by_name
+            .into_iter()
+            .filter_map(|(name, info)| {
+                Some((name.to_owned(), Exported { info: info.clone(), index: *indices.get(&info.key)? }))
+            })
+            .collect())
+    }
+
+    fn panicked(&mut self) -> Error {
+        let decoded: Result<(String, String, u32, u32), _> = postcard::from_bytes(&self.incoming);
+        let cause = match decoded {
+            Ok((message, file, line, column)) => Cause::Panic { message, location: format!("{file}:{line}:{column}") },
+            Err(_) => Cause::ProtocolViolation("it panicked, but did not say how"),
+        };
+        self.crash(cause)
+    }
+
+    fn guest_text(&self) -> String {
+        String::from_utf8_lossy(&self.incoming).into_owned()
+    }
+
+    fn violation(&mut self, what: &'static str) -> Error {
+        self.crash(Cause::ProtocolViolation(what))
+    }
+
+    fn crash(&mut self, cause: Cause) -> Error {
+        self.status = Status::Poisoned;
+        Error::crashed(self.machine.report(None, Some(cause)))
+    }
+
+    fn timed_out(&mut self) -> Error {
+        self.status = Status::Poisoned;
+        let timeout = self.timeout.unwrap_or_default();
+        Error::new(ErrorKind::TimedOut, format!("the guest did not answer within {timeout:?}: it was stopped"))
+    }
+
+    fn no_function(&self, name: &str) -> Error {
+        let mut names: Vec<&str> = self.functions.keys().map(String::as_str).collect();
+        names.sort_unstable();
+        let message = match names.as_slice() {
+            [] => format!("the guest has no function '{name}', nor any other"),
+            names => format!("the guest has no function '{name}'; it has {}", names.join(", ")),
+        };
+        Error::new(ErrorKind::Signature, message)
+    }
+}
+
+impl fmt::Debug for Sandbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sandbox").field("status", &self.status).field("stats", &self.stats()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,257 @@
+//! A guest's standard streams: what the embedder gives for them.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::deadline::Deadline;
+
+/// Where a guest's standard input comes from. Default: nothing.
+#[derive(Default)]
+pub struct Input(Source);
+
+#[derive(Default)]
+enum Source {
+    #[default]
+    Null,
+    Bytes(io::Cursor<Vec<u8>>),
+    Inherit,
+    Reader(Box<dyn Read + Send>),
+}
+
+impl Input {
+    /// Nothing: end of file at once.
+    pub fn null() -> Self {
+        Self(Source::Null)
+    }
+
+    /// These bytes, then end of file.
+    pub fn bytes(bytes: impl Into<Vec<u8>>) -> Self {
+        Self(Source::Bytes(io::Cursor::new(bytes.into())))
+    }
+
+    /// The host process's own standard input.
+    pub fn inherit() -> Self {
+        Self(Source::Inherit)
+    }
+
+    /// What `reader` gives. A read that blocks blocks the guest; a deadline interrupts it with
+    /// [`io::ErrorKind::Interrupted`], which `reader` should pass on.
+    pub fn reader(reader: impl Read + Send + 'static) -> Self {
+        Self(Source::Reader(Box::new(reader)))
+    }
+
+    pub(crate) fn read(&mut self, out: &mut [u8], deadline: &Deadline) -> ReadOutcome {
+        loop {
+            let result = match &mut self.0 {
+                Source::Null => Ok(0),
+                Source::Bytes(bytes) => bytes.read(out),
+                Source::Inherit => rustix::io::read(rustix::stdio::stdin(), &mut *out).map_err(io::Error::from),
+                Source::Reader(reader) => reader.read(out),
+            };
+            match result {
+                Ok(bytes) => return ReadOutcome::Bytes(bytes),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                    if deadline.is_over() {
+                        return ReadOutcome::TimedOut;
+                    }
+                }
+                Err(_) => return ReadOutcome::Failed,
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Input {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            Source::Null => "Input::null",
+            Source::Bytes(_) => "Input::bytes",
+            Source::Inherit => "Input::inherit",
+            Source::Reader(_) => "Input::reader",
+        })
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum ReadOutcome {
+    Bytes(usize),
+    Failed,
+    TimedOut,
+}
+
+/// Where a guest's standard output or error goes. Default: nowhere.
+#[derive(Default)]
+pub struct Output(Sink);
+
+#[derive(Default)]
+enum Sink {
+    #[default]
+    Null,
+    InheritOutput,
+    InheritError,
+    Capture(Captured, usize),
+    Writer(Box<dyn Write + Send>),
+}
+
+/// What a guest wrote to a captured stream. Clones show the same bytes.
+#[derive(Clone, Debug, Default)]
+pub struct Captured(Arc<Mutex<Vec<u8>>>);
+
+impl Captured {
+    /// What came since the last call, and forgets it: the limit counts anew.
+    pub fn take(&self) -> Vec<u8> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// What came since the last [`Captured::take`], as text; invalid UTF-8 is replaced.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.0.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
+    }
+}
+
+impl Output {
+    /// Nowhere: every write succeeds.
+    pub fn null() -> Self {
+        Self(Sink::Null)
+    }
+
+    /// The host process's own standard output.
+    pub fn inherit_stdout() -> Self {
+        Self(Sink::InheritOutput)
+    }
+
+    /// The host process's own standard error.
+    pub fn inherit_stderr() -> Self {
+        Self(Sink::InheritError)
+    }
+
+    /// Into memory, up to `limit` bytes. What goes beyond is refused, and the guest sees a full disk (`ENOSPC`).
+    pub fn capture(limit: usize) -> (Self, Captured) {
+        let captured = Captured::default();
+        (Self(Sink::Capture(captured.clone(), limit)), captured)
+    }
+
+    /// To `writer`, in the pieces in which the guest writes.
+    pub fn writer(writer: impl Write + Send + 'static) -> Self {
+        Self(Sink::Writer(Box::new(writer)))
+    }
+
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> WriteOutcome {
+        let result = match &mut self.0 {
+            Sink::Null => Ok(bytes.len()),
+            Sink::InheritOutput => write_all(rustix::stdio::stdout(), bytes),
+            Sink::InheritError => write_all(rustix::stdio::stderr(), bytes),
+            Sink::Capture(captured, limit) => {
+                let mut buffer = captured.0.lock().unwrap_or_else(PoisonError::into_inner);
+                let fits = bytes.len().min(limit.saturating_sub(buffer.len()));
+                buffer.extend_from_slice(&bytes[..fits]);
+                Ok(fits)
+            }
+            Sink::Writer(writer) => writer.write_all(bytes).and_then(|()| writer.flush()).map(|()| bytes.len()),
+        };
+        match result {
+            Ok(bytes) => WriteOutcome::Bytes(bytes),
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => WriteOutcome::Closed,
+            Err(_) => WriteOutcome::Failed,
+        }
+    }
+}
+
+/// Past std's buffers, which would hold a guest's output back.
+fn write_all(stream: impl rustix::fd::AsFd, bytes: &[u8]) -> io::Result<usize> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match rustix::io::write(&stream, &bytes[done..]) {
+            Ok(written) => done += written,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(done)
+}
+
+impl fmt::Debug for Output {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            Sink::Null => "Output::null",
+            Sink::InheritOutput => "Output::inherit_stdout",
+            Sink::InheritError => "Output::inherit_stderr",
+            Sink::Capture(..) => "Output::capture",
+            Sink::Writer(_) => "Output::writer",
+        })
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum WriteOutcome {
+    /// So many were taken; fewer than given if the sink is full.
+    Bytes(usize),
+    /// Nobody reads any more.
+    Closed,
+    Failed,
+}
+
+/// The three streams of one sandbox.
+#[derive(Debug, Default)]
+pub(crate) struct Streams {
+    pub(crate) input: Input,
+    pub(crate) output: Output,
+    pub(crate) error: Output,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_capture_takes_what_fits() {
+        let (mut output, captured) = Output::capture(5);
+        assert_eq!(output.write(b"abc"), WriteOutcome::Bytes(3));
+        assert_eq!(output.write(b"defg"), WriteOutcome::Bytes(2));
+        assert_eq!(output.write(b"h"), WriteOutcome::Bytes(0));
+        assert_eq!(captured.text(), "abcde");
+        assert_eq!(captured.take(), b"abcde");
+        assert_eq!(output.write(b"h"), WriteOutcome::Bytes(1));
+    }
+
+    #[test]
+    fn bytes_end() {
+        let mut input = Input::bytes(*b"xy");
+        let mut out = [0; 8];
+        assert_eq!(input.read(&mut out, &Deadline::never()), ReadOutcome::Bytes(2));
+        assert_eq!(input.read(&mut out, &Deadline::never()), ReadOutcome::Bytes(0));
+    }
+
+    #[test]
+    fn a_broken_writer_is_a_closed_stream() {
+        struct Broken;
+        impl Write for Broken {
+            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+                Err(io::ErrorKind::BrokenPipe.into())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        assert_eq!(Output::writer(Broken).write(b"x"), WriteOutcome::Closed);
+    }
+
+    #[test]
+    fn an_interrupted_read_is_tried_again_until_the_deadline() {
+        struct Interrupted(u8);
+        impl Read for Interrupted {
+            fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+                self.0 += 1;
+                if self.0 < 3 {
+                    return Err(io::ErrorKind::Interrupted.into());
+                }
+                out[0] = self.0;
+                Ok(1)
+            }
+        }
+        let mut out = [0; 4];
+        assert_eq!(Input::reader(Interrupted(0)).read(&mut out, &Deadline::never()), ReadOutcome::Bytes(1));
+        assert_eq!(out[0], 3);
+    }
+}
