@@ -151,6 +151,21 @@ impl Builder {
         self
     }
 
+    /// As [`Builder::host_fn`], with a function whose types are known only at run time: as text, such as an image gives
+    /// it in [`FunctionInfo::signature`](crate::FunctionInfo::signature). It gets its arguments encoded and answers with
+    /// the encoded result; [`crate::dynamic`] converts both. Nobody else checks them but the guest.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Signature`] when the text is not a signature.
+    pub fn host_fn_dynamic(
+        mut self,
+        signature: &str,
+        function: impl Fn(&[u8]) -> Result<Vec<u8>, String> + Send + Sync + 'static,
+    ) -> Result<Self, Error> {
+        self.host_functions.add_dynamic(signature, function)?;
+        Ok(self)
+    }
+
     /// Loads the guest and runs it until it is ready to be called.
     ///
     /// # Errors
@@ -186,7 +201,7 @@ impl Builder {
         };
         match machine.run(&deadline)? {
             Stop::Exited(code) => Ok(code),
-            Stop::Crashed(report) => Err(Error::crashed(report)),
+            Stop::Crashed(report) => Err(Error::crashed(*report)),
             Stop::TimedOut => {
                 let message =
                     format!("the program did not end within {:?}: it was stopped", timeout.unwrap_or_default());

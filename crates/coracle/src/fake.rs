@@ -43,13 +43,16 @@ pub enum Step {
         /// Its encoded arguments.
         arguments: Vec<u8>,
         /// What follows.
-        then: Box<dyn FnOnce(bool, &[u8]) -> Step + Send>,
+        then: Then,
     },
     /// Leave this frame, whatever it is, and ring.
     Frame(Header, Vec<u8>),
     /// Stop for this reason, without a frame.
     Exit(Exit),
 }
+
+/// What follows a host call: whether it succeeded, and its payload, to the next step.
+pub type Then = Box<dyn FnOnce(bool, &[u8]) -> Step + Send>;
 
 type Body = Arc<dyn Fn(&[u8]) -> Step + Send + Sync>;
 
@@ -136,7 +139,7 @@ impl FakeGuest {
 /// Plays a guest's side of the protocol.
 struct Player {
     guest: FakeGuest,
-    waiting: Option<Box<dyn FnOnce(bool, &[u8]) -> Step + Send>>,
+    waiting: Option<Then>,
     booted: bool,
     correlation: u64,
 }

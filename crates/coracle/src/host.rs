@@ -9,6 +9,7 @@ use std::fmt::{self, Display};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use coracle_abi::note::FunctionNote;
 use coracle_abi::signature;
 use postcard_schema::Schema;
 use serde::Serialize;
@@ -29,7 +30,7 @@ pub(crate) struct HostFunctions {
 #[derive(Clone)]
 struct Entry {
     name: String,
-    types: fn() -> String,
+    types: String, // What follows the name in its signature.
     handler: Arc<Handler>,
 }
 
@@ -48,7 +49,6 @@ impl HostFunctions {
         E: Display,
         F: Fn(A) -> Result<R, E> + Send + Sync + 'static,
     {
-        self.by_key.retain(|_, entry| entry.name != name);
         let handler = move |arguments: &[u8], out: &mut Vec<u8>| {
             let arguments: A = match postcard::take_from_bytes(arguments) {
                 Ok((arguments, [])) => arguments,
@@ -61,7 +61,35 @@ impl HostFunctions {
             Ok(())
         };
         let key = signature::key_from(&name, A::SCHEMA, R::SCHEMA);
-        self.by_key.insert(key, Entry { name, types: types_text::<A, R>, handler: Arc::new(handler) });
+        self.insert(key, Entry { name, types: types_text::<A, R>(), handler: Arc::new(handler) });
+    }
+
+    /// Adds a function whose types are known only as text, in place of one with the same name. It gets its arguments
+    /// encoded, and answers with the encoded result.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Signature`] when the text is not a signature.
+    pub(crate) fn add_dynamic<F>(&mut self, signature: &str, function: F) -> Result<(), Error>
+    where
+        F: Fn(&[u8]) -> Result<Vec<u8>, String> + Send + Sync + 'static,
+    {
+        let desc = [signature.as_bytes(), &[0]].concat();
+        let note = FunctionNote::parse(&desc).map_err(|error| {
+            let message = format!("'{}' is not a host function's signature: {error}", signature.escape_debug());
+            Error::new(ErrorKind::Signature, message)
+        })?;
+        let handler = move |arguments: &[u8], out: &mut Vec<u8>| {
+            *out = function(arguments)?;
+            Ok(())
+        };
+        let types = signature[note.name.len()..].to_owned();
+        self.insert(note.key(), Entry { name: note.name.to_owned(), types, handler: Arc::new(handler) });
+        Ok(())
+    }
+
+    fn insert(&mut self, key: u64, entry: Entry) {
+        self.by_key.retain(|_, old| old.name != entry.name);
+        self.by_key.insert(key, entry);
     }
 
     /// Whether all that the guest needs is there, with the types it expects.
@@ -73,11 +101,7 @@ impl HostFunctions {
         for wanted in interface.host_functions.iter().filter(|wanted| !self.by_key.contains_key(&wanted.key)) {
             match self.by_key.values().find(|entry| entry.name == wanted.name) {
                 Some(entry) => {
-                    problems.push(format!(
-                        "the guest expects {wanted}, the host offers {}{}",
-                        entry.name,
-                        (entry.types)()
-                    ));
+                    problems.push(format!("the guest expects {wanted}, the host offers {}{}", entry.name, entry.types));
                 }
                 None => {
                     problems.push(format!("the guest needs {wanted}: offer it by .host_fn(\"{}\", …)", wanted.name))
@@ -152,6 +176,21 @@ mod tests {
         let (good, out) = call::<(), ()>("explode", ());
         assert!(!good);
         assert_eq!(String::from_utf8(out).unwrap(), "host function 'explode' panicked: at once");
+    }
+
+    #[test]
+    fn types_may_be_text() {
+        let mut functions = functions();
+        functions.add_dynamic("double(u32) -> u32", |bytes| Ok(vec![bytes.len() as u8])).unwrap();
+        let mut out = Vec::new();
+        assert!(functions.call(signature::key_from("double", u32::SCHEMA, u32::SCHEMA), &[21], &mut out));
+        assert_eq!(out, [1]);
+        // With other types it is another function, and takes the place of the one before.
+        functions.add_dynamic("double(u8) -> u8", |_| Err("no".into())).unwrap();
+        assert!(!functions.call(signature::key_from("double", u32::SCHEMA, u32::SCHEMA), &[21], &mut out));
+        assert!(!functions.call(signature::key_from("double", u8::SCHEMA, u8::SCHEMA), &[21], &mut out));
+        assert_eq!(out, b"no");
+        assert_eq!(functions.add_dynamic("double", |_| Ok(vec![])).unwrap_err().kind(), ErrorKind::Signature);
     }
 
     #[test]

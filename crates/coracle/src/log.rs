@@ -83,12 +83,15 @@ impl<'a> Record<'a> {
 /// The text without what could do harm where it is shown.
 fn clean(text: &str) -> String {
     let end = (0..=text.len().min(TEXT_MAX)).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-    text[..end]
-        .chars()
-        .flat_map(|c| {
-            c.is_control().then(|| c.escape_default().to_string()).unwrap_or(c.to_string()).chars().collect::<Vec<_>>()
-        })
-        .collect()
+    let mut clean = String::new();
+    for character in text[..end].chars() {
+        if character.is_control() {
+            clean.extend(character.escape_default());
+        } else {
+            clean.push(character);
+        }
+    }
+    clean
 }
 
 #[cfg(test)]

@@ -31,7 +31,7 @@ pub(crate) enum Stop {
     /// It ended itself with this code.
     Exited(i32),
     /// It cannot go on.
-    Crashed(CrashReport),
+    Crashed(Box<CrashReport>),
     /// The deadline has passed.
     TimedOut,
 }
@@ -125,13 +125,13 @@ impl Machine {
                 }
                 Exit::Exception(exception) => {
                     if !self.resolved(&exception)? {
-                        return Ok(Stop::Crashed(self.report(Some(&exception), None)));
+                        return Ok(Stop::Crashed(Box::new(self.report(Some(&exception), None))));
                     }
                 }
                 Exit::Interrupted => {}
-                Exit::Shutdown => return Ok(Stop::Crashed(self.report(None, Some(Cause::Shutdown)))),
+                Exit::Shutdown => return Ok(Stop::Crashed(Box::new(self.report(None, Some(Cause::Shutdown))))),
                 Exit::Unexpected(reason) => {
-                    return Ok(Stop::Crashed(self.report(None, Some(Cause::Hypervisor(reason)))));
+                    return Ok(Stop::Crashed(Box::new(self.report(None, Some(Cause::Hypervisor(reason))))));
                 }
             }
             if deadline.is_over() {
@@ -158,7 +158,7 @@ impl Machine {
             Outcome::Signal(SIGABRT) => Cause::Abort,
             Outcome::Signal(number) => Cause::Signal(number),
         };
-        Ok(Some(Stop::Crashed(self.report(None, Some(cause)))))
+        Ok(Some(Stop::Crashed(Box::new(self.report(None, Some(cause))))))
     }
 
     /// Whether the guest may try again.

@@ -301,7 +301,7 @@ impl Sandbox {
                     if refused != 0 && matches!(report.cause, Cause::Abort | Cause::IllegalInstruction) {
                         report.cause = Cause::OutOfMemory;
                     }
-                    return Err(Error::crashed(report));
+                    return Err(Error::crashed(*report));
                 }
             }
         }

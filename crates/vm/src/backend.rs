@@ -77,11 +77,14 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// When the hypervisor is missing, too old or refuses: what is missing and what to do.
-    fn create(&self, parts: &Parts) -> Result<(Box<dyn Vm>, Box<dyn Vcpu>), Error>;
+    fn create(&self, parts: &Parts) -> Result<Pair, Error>;
 
     /// Bytes for each control page, to be put there before the first entry.
     fn control_pages(&self) -> Vec<ControlPage>;
 }
+
+/// A new virtual machine and its processor.
+pub type Pair = (Box<dyn Vm>, Box<dyn Vcpu>);
 
 /// What a new VM needs to know.
 #[derive(Clone, Copy, Debug)]

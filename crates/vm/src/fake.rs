@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use coracle_abi::{PAGE_BYTES, VirtualAddress};
 
-use crate::backend::{Backend, ControlPage, Kick, Parts, Vcpu, Vm};
+use crate::backend::{Backend, ControlPage, Kick, Pair, Parts, Vcpu, Vm};
 use crate::error::Error;
 use crate::exit::{Exit, Registers};
 use crate::kick::ThreadId;
@@ -104,7 +104,7 @@ impl Backend for Fake {
         "fake"
     }
 
-    fn create(&self, parts: &Parts) -> Result<(Box<dyn Vm>, Box<dyn Vcpu>), Error> {
+    fn create(&self, parts: &Parts) -> Result<Pair, Error> {
         let vcpu = FakeVcpu { program: (self.script)(), registers: Registers::default(), root: parts.root, entries: 0 };
         Ok((Box::new(FakeVm), Box::new(vcpu)))
     }

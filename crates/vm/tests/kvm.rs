@@ -1,12 +1,13 @@
 //! The KVM backend against machine code written by hand: each kind of exit, and what the guest can reach.
 //!
 //! Without `/dev/kvm` each test says that it was skipped.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::time::Duration;
 
 use coracle_abi::{PageBytes, map};
+use coracle_testing::kvm_or_skip;
 use coracle_vm::exit::{self, Exit, Registers};
-use coracle_vm::kvm::{CpuTemplate, Kvm};
 use coracle_vm::{Backend, Fault, Fill, GuestMemory, Parts, Promise, Rights, Space, Span, Vcpu, kick};
 
 const CODE: u64 = 0x40_0000;
@@ -20,13 +21,7 @@ struct Guest {
 
 /// A VM with one page of code, one of data and four of stack; `None`, said aloud, where there is no KVM.
 fn guest(code: &[u8]) -> Option<Guest> {
-    let kvm = match Kvm::open(CpuTemplate::Host) {
-        Ok(kvm) => kvm,
-        Err(error) => {
-            eprintln!("SKIPPED: {error}");
-            return None;
-        }
-    };
+    let kvm = kvm_or_skip()?;
     let memory = GuestMemory::reserve(PageBytes::from_pages(4096).unwrap()).unwrap();
     let parts = Parts { root: Space::ROOT, exception_stack: Space::EXCEPTION_STACK };
     let (vm, vcpu) = kvm.create(&parts).unwrap();

@@ -9,7 +9,7 @@ use kvm_ioctls::Kvm as KvmFd;
 
 use super::cpuid::{self, CpuTemplate};
 use super::{control, machine, processor};
-use crate::backend::{Backend, ControlPage, Parts, Vcpu, Vm};
+use crate::backend::{Backend, ControlPage, Pair, Parts};
 use crate::error::{Error, ErrorKind};
 use crate::kick;
 
@@ -193,7 +193,7 @@ impl Backend for Kvm {
         "kvm"
     }
 
-    fn create(&self, parts: &Parts) -> Result<(Box<dyn Vm>, Box<dyn Vcpu>), Error> {
+    fn create(&self, parts: &Parts) -> Result<Pair, Error> {
         let vm = self.system.kvm.create_vm().map_err(|error| Error::refused("creating a VM", error))?;
         let vcpu = vm.create_vcpu(0).map_err(|error| Error::refused("creating a vCPU", error))?;
         let mut calls = 2;

@@ -1,0 +1,185 @@
+//! Builds the guests that tests, examples and benchmarks run: one constant each.
+//!
+//! A guest is built when it is first asked for, by the same `cargo build` that its author would use. Cargo sees to it that
+//! nothing is built twice, and locks its directory, so that any number of test processes may ask at once.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// The target that guests are built for.
+const MUSL: &str = "x86_64-unknown-linux-musl";
+/// The one that every toolchain for this host has, as a stand-in.
+const GNU: &str = "x86_64-unknown-linux-gnu";
+
+/// A guest written in Rust, in `testing/guests` or `examples`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RustGuest {
+    package: &'static str,
+    binary: &'static str,
+}
+
+/// A Rust guest whose binary is named as its package.
+const fn rust(package: &'static str) -> RustGuest {
+    RustGuest { package, binary: package }
+}
+
+/// The guest of `examples/hello.rs`.
+pub const HELLO: RustGuest = rust("hello-guest");
+/// Functions of all kinds, with `std`.
+pub const ECHO: RustGuest = rust("echo");
+/// The same, fewer, without `std`.
+pub const ECHO_NOSTD: RustGuest = rust("echo-nostd");
+
+impl RustGuest {
+    /// Builds it if need be.
+    ///
+    /// # Panics
+    /// When it does not build; cargo's own words are on standard error.
+    pub fn path(self) -> PathBuf {
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let toolchain = Toolchain::get();
+        let target_directory = root().join("target/guests");
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo
+            .args(["build", "--quiet", "--release", "--locked", "--package", self.package, "--bin", self.binary])
+            .args(["--target", toolchain.target, "--manifest-path"])
+            .arg(root().join("testing/guests/Cargo.toml"))
+            .arg("--target-dir")
+            .arg(&target_directory);
+        // What the outer cargo was told is not meant for guests.
+        for variable in
+            ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS", "CARGO_TARGET_DIR", "CARGO_BUILD_TARGET", "RUSTC_WRAPPER"]
+        {
+            cargo.env_remove(variable);
+        }
+        if let Some(flags) = toolchain.rustflags {
+            cargo.env("RUSTFLAGS", flags);
+        }
+        run(&mut cargo);
+        target_directory.join(toolchain.target).join("release").join(self.binary)
+    }
+}
+
+/// A guest written in C, in `testing/artifacts/c`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CGuest {
+    source: &'static str,
+}
+
+/// Prints its arguments, its environment and its input.
+pub const C_HELLO: CGuest = CGuest { source: "hello" };
+
+/// A way to build a static program in C.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CCompiler {
+    /// `gcc -static`: glibc at a fixed address.
+    GccStatic,
+    /// `gcc -static-pie`: glibc, position-independent.
+    GccStaticPie,
+    /// `musl-gcc -static-pie`: musl, position-independent.
+    MuslStaticPie,
+}
+
+impl CGuest {
+    /// Builds it, or says why it cannot be built here: a compiler that is not installed.
+    ///
+    /// # Errors
+    /// What to install.
+    ///
+    /// # Panics
+    /// When the compiler is there and refuses.
+    pub fn path(self, compiler: CCompiler) -> Result<PathBuf, String> {
+        let directory = root().join("target/guests/c");
+        let made = std::fs::create_dir_all(&directory);
+        assert!(made.is_ok(), "cannot make {}: {made:?}", directory.display());
+        let source = root().join("testing/artifacts/c").join(self.source).with_extension("c");
+        let output = directory.join(format!("{}-{compiler:?}-{}", self.source, std::process::id()));
+        let (program, package) = match compiler {
+            CCompiler::GccStatic | CCompiler::GccStaticPie => ("gcc", "gcc"),
+            CCompiler::MuslStaticPie => ("musl-gcc", "musl-tools"),
+        };
+        if Command::new(program).arg("--version").output().is_err() {
+            return Err(format!("{program} is not installed (Debian: apt-get install {package})"));
+        }
+        let mut command = Command::new(program);
+        command.arg("-O2").arg("-o").arg(&output);
+        match compiler {
+            CCompiler::GccStatic => command.arg("-static").arg(&source),
+            CCompiler::GccStaticPie => command.arg("-static-pie").arg(&source),
+            CCompiler::MuslStaticPie => {
+                // Debian's wrapper does not pass -static-pie on to the linker, nor choose the start file for it.
+                let start = "/usr/lib/x86_64-linux-musl/rcrt1.o";
+                command
+                    .args([
+                        "-static-pie",
+                        "-fPIE",
+                        "-nostartfiles",
+                        "-Wl,-static,-pie,--no-dynamic-linker,-z,text",
+                        start,
+                    ])
+                    .arg(&source)
+            }
+        };
+        run(&mut command);
+        Ok(output)
+    }
+}
+
+/// What guests are built with.
+struct Toolchain {
+    target: &'static str,
+    rustflags: Option<&'static str>,
+}
+
+impl Toolchain {
+    fn get() -> &'static Self {
+        static TOOLCHAIN: OnceLock<Toolchain> = OnceLock::new();
+        TOOLCHAIN.get_or_init(|| {
+            if has_target() {
+                return Self { target: MUSL, rustflags: None };
+            }
+            say(&format!("adding the guest target: rustup target add {MUSL}"));
+            let added = Command::new("rustup").args(["target", "add", MUSL]).current_dir(root()).status();
+            if added.is_ok_and(|status| status.success()) && has_target() {
+                return Self { target: MUSL, rustflags: None };
+            }
+            say(&format!(
+                "could not: building guests for {GNU} with a static C library instead; they start more slowly"
+            ));
+            Self { target: GNU, rustflags: Some("-C target-feature=+crt-static") }
+        })
+    }
+}
+
+/// Whether the standard library for the guest target is there.
+fn has_target() -> bool {
+    let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
+    let output = rustc.args(["--print", "target-libdir", "--target", MUSL]).current_dir(root()).output();
+    output.is_ok_and(|output| {
+        let directory = String::from_utf8_lossy(&output.stdout);
+        Path::new(directory.trim()).read_dir().is_ok_and(|mut entries| entries.next().is_some())
+    })
+}
+
+fn run(command: &mut Command) {
+    let program = command.get_program().to_owned();
+    let arguments: Vec<_> = command.get_args().map(OsStr::to_owned).collect();
+    match command.status() {
+        Ok(status) => assert!(status.success(), "{program:?} {arguments:?}: {status}"),
+        Err(error) => panic!("cannot start {program:?}: {error}"),
+    }
+}
+
+fn say(text: &str) {
+    use std::io::Write as _;
+    // Not by a macro: a test's harness would keep the text to itself.
+    let _ = writeln!(std::io::stderr(), "guests: {text}");
+}
+
+/// The top of the repository.
+fn root() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+}
