@@ -90,20 +90,41 @@ const fn index(address: VirtualAddress, level: u32) -> u64 {
     (address.0 >> (12 + 9 * level)) & 511
 }
 
-/// Where the leaf entry for `address` lies, or `None` if a table on the way does not exist.
+/// What a walk through the tables finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Walk {
+    /// The leaf entry lies here, in guest-physical memory.
+    Entry(u64),
+    /// A table on the way does not exist. It would serve all addresses up to this one.
+    MissingUntil(u64),
+}
+
+/// Looks for the leaf entry for `address`.
 ///
 /// # Errors
 /// When a table lies outside guest memory, which the host never writes.
-pub fn find_entry(memory: &GuestMemory, root: Frame, address: VirtualAddress) -> Result<Option<u64>, OutOfRange> {
+pub fn walk(memory: &GuestMemory, root: Frame, address: VirtualAddress) -> Result<Walk, OutOfRange> {
     let mut table = root.address();
     for level in (1..=3).rev() {
         let entry = memory.read_u64(table + index(address, level) * 8)?;
         if entry & PRESENT == 0 {
-            return Ok(None);
+            let reach = PAGE_BYTES << (9 * level);
+            return Ok(Walk::MissingUntil((address.0 & !(reach - 1)).saturating_add(reach)));
         }
         table = entry & ADDRESS;
     }
-    Ok(Some(table + index(address, 0) * 8))
+    Ok(Walk::Entry(table + index(address, 0) * 8))
+}
+
+/// Where the leaf entry for `address` lies, or `None` if a table on the way does not exist.
+///
+/// # Errors
+/// As [`walk`].
+pub fn find_entry(memory: &GuestMemory, root: Frame, address: VirtualAddress) -> Result<Option<u64>, OutOfRange> {
+    Ok(match walk(memory, root, address)? {
+        Walk::Entry(at) => Some(at),
+        Walk::MissingUntil(_) => None,
+    })
 }
 
 /// Where the leaf entry for `address` lies; tables on the way that do not exist are made from frames that
@@ -185,5 +206,21 @@ mod tests {
         assert_eq!(second, first + 8);
         assert_eq!(find_entry(&memory, Frame(0), address), Ok(Some(first)));
         assert_eq!(next, 3);
+    }
+
+    #[test]
+    fn a_missing_table_is_stepped_over_whole() {
+        let mut memory = GuestMemory::reserve(PageBytes::from_pages(16).unwrap()).unwrap();
+        let mut next = 0;
+        let tables = |_: &mut GuestMemory| -> Result<Frame, OutOfRange> {
+            next += 1;
+            Ok(Frame(next))
+        };
+        make_entry(&mut memory, Frame(0), VirtualAddress(0x1000), tables).unwrap();
+        let missing = |address| walk(&memory, Frame(0), VirtualAddress(address)).unwrap();
+        assert_eq!(missing(0x20_1000), Walk::MissingUntil(0x40_0000));
+        assert_eq!(missing(0x4000_1000), Walk::MissingUntil(0x8000_0000));
+        assert_eq!(missing(0x80_0000_1000), Walk::MissingUntil(0x100_0000_0000));
+        assert_eq!(missing(0x7fff_ffff_f000), Walk::MissingUntil(0x8000_0000_0000));
     }
 }

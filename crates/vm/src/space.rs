@@ -19,7 +19,7 @@ use crate::backend::{ControlPage, Vm};
 use crate::error::Error;
 use crate::frames::{Frames, runs};
 use crate::memory::{GuestMemory, OutOfRange};
-use crate::paging::{self, Entry, Frame, Level};
+use crate::paging::{self, Entry, Frame, Level, Walk};
 use crate::rights::Rights;
 use crate::span::Span;
 
@@ -32,6 +32,11 @@ const FIRST_COVER: u64 = 2 << 20;
 /// Pages given at once when a lazy area is touched for the first time; doubled at each further touch.
 const FIRST_BATCH: u64 = 16;
 const LAST_BATCH: u64 = 512;
+
+/// Page tables that one page may need beside the root.
+const LEVELS: u64 = 3;
+/// Page tables that the two ends of a range may need.
+const END_TABLES: u64 = 2 * LEVELS;
 
 /// When an area gets its frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +69,10 @@ struct Area {
 }
 
 impl Area {
+    fn is_committed(&self) -> bool {
+        self.promise == Promise::Committed
+    }
+
     /// Whether two neighbours can be one area.
     fn joins(&self, other: &Self) -> bool {
         (self.rights, self.fill, self.promise, self.sealed) == (other.rights, other.fill, other.promise, other.sealed)
@@ -179,6 +188,8 @@ pub struct AreaInfo {
     pub span: Span,
     /// With which rights.
     pub rights: Rights,
+    /// Whether touching its pages can fail.
+    pub promise: Promise,
 }
 
 /// A guest's address space and the memory behind it.
@@ -188,7 +199,10 @@ pub struct Space {
     frames: Frames,
     root: Frame,
     tables: u64,    // Frames used for page tables and control pages.
-    committed: u64, // Pages promised to committed areas.
+    committed: u64, // Pages promised to committed areas, whether they have frames or not.
+    loose: u64,     // Frames that uncommitted areas have.
+    // Invariant: the tables for the first and the last page of each committed area exist. So a table that such an area
+    // still lacks serves pages of this area alone, and all areas together lack at most one for 511 pages.
     areas: BTreeMap<u64, Area>,
     covered: u64, // Invariant: `vm` covers guest-physical memory up to here.
 }
@@ -214,7 +228,8 @@ impl Space {
         let limit = u32::try_from(memory.bytes() / PAGE_BYTES).unwrap_or(u32::MAX);
         let frames = Frames::new(limit);
         let areas = BTreeMap::new();
-        let mut space = Self { memory, vm, frames, root: Self::ROOT, tables: 2, committed: 0, areas, covered: 0 };
+        let mut space =
+            Self { memory, vm, frames, root: Self::ROOT, tables: 2, committed: 0, loose: 0, areas, covered: 0 };
         let (root, exception_stack) = (space.allocate()?, space.allocate()?);
         debug_assert_eq!((root, exception_stack), (Self::ROOT, Self::EXCEPTION_STACK));
         for page in control {
@@ -228,6 +243,9 @@ impl Space {
     /// # Errors
     /// At the memory limit, and the hypervisor's.
     pub fn map_control(&mut self, page: &ControlPage) -> Result<(), SpaceError> {
+        if self.spare() <= LEVELS {
+            return Err(SpaceError::NoMemory);
+        }
         let frame = if page.address == map::EXCEPTION_STACK {
             Self::EXCEPTION_STACK
         } else {
@@ -248,11 +266,12 @@ impl Space {
         Ok(self.memory.write(frame.address(), content)?)
     }
 
-    /// Maps zeros at `span`, in place of what was there.
+    /// Maps zeros at `span`, in place of what was there. For uncommitted pages [`Fill::Now`] is a wish: they get frames
+    /// as long as there are any. Pages without rights get none.
     ///
     /// # Errors
-    /// At a limit, or for a sealed area in the way; nothing is changed then, except that `span` may be left unmapped
-    /// when page tables used up the last memory. After [`SpaceError::Backend`] the state is unknown.
+    /// At a limit, or for a sealed area in the way; nothing is changed then. After [`SpaceError::Backend`] the state is
+    /// unknown.
     pub fn map(&mut self, span: Span, rights: Rights, fill: Fill, promise: Promise) -> Result<(), SpaceError> {
         self.map_area(span, rights, fill, promise, false)
     }
@@ -277,22 +296,24 @@ impl Space {
             return Err(SpaceError::WriteAndExecute);
         }
         self.check_unsealed(span)?;
-        self.check_area_count()?;
+        self.check_area_count(span, 1)?;
         let promise = if rights.is_none() { Promise::Uncommitted } else { promise };
         if promise == Promise::Committed {
-            self.check_room(span.pages())?;
+            let replaced: u64 =
+                self.overlapping(span).filter(|(_, area)| area.is_committed()).map(|(part, _)| part.pages()).sum();
+            self.check_room(span.pages() - replaced)?;
         }
         self.remove(span)?;
-        if promise == Promise::Committed {
+        let area = Area { end: span.end(), rights, fill, promise, sealed, batch: FIRST_BATCH };
+        self.insert(span.start(), area)?;
+        if area.is_committed() {
             self.committed += span.pages();
         }
-        let area = Area { end: span.end(), rights, fill, promise, sealed, batch: FIRST_BATCH };
-        self.areas.insert(span.start(), area);
-        if fill == Fill::Now
-            && let Err(error) = self.fill(span, rights)
-        {
-            self.remove(span)?;
-            return Err(error);
+        if fill == Fill::Now && !rights.is_none() {
+            match self.fill(span, &area) {
+                Err(SpaceError::NoMemory) if !area.is_committed() => {}
+                result => result?,
+            }
         }
         self.join_around(span);
         Ok(())
@@ -304,7 +325,7 @@ impl Space {
     /// As [`Space::map`].
     pub fn unmap(&mut self, span: Span) -> Result<(), SpaceError> {
         self.check_unsealed(span)?;
-        self.check_area_count()?;
+        self.check_area_count(span, 0)?;
         self.remove(span)
     }
 
@@ -317,15 +338,17 @@ impl Space {
             return Err(SpaceError::WriteAndExecute);
         }
         self.check_unsealed(span)?;
-        self.check_area_count()?;
-        let mut fresh = 0; // Pages that are promised only now.
+        self.check_area_count(span, 0)?;
+        // Pages without rights are promised only when they get some.
+        let is_fresh = |area: &Area| area.rights.is_none() && !area.is_committed() && !rights.is_none();
+        let mut fresh = 0;
         let mut reached = span.start();
         for (part, area) in self.overlapping(span) {
             if part.start() != reached {
                 return Err(SpaceError::NotMapped);
             }
             reached = part.end();
-            if area.rights.is_none() && area.promise == Promise::Uncommitted && !rights.is_none() {
+            if is_fresh(&area) {
                 fresh += part.pages();
             }
         }
@@ -333,14 +356,18 @@ impl Space {
             return Err(SpaceError::NotMapped);
         }
         self.check_room(fresh)?;
-        self.committed += fresh;
-        self.split_at(span.start());
-        self.split_at(span.end());
-        for area in self.areas.range_mut(span.start()..span.end()).map(|(_, area)| area) {
-            if area.rights.is_none() && !rights.is_none() {
-                area.promise = Promise::Committed;
+        self.split_at(span.start())?;
+        self.split_at(span.end())?;
+        let changed: Vec<(u64, Area)> =
+            self.areas.range(span.start()..span.end()).map(|(at, area)| (*at, *area)).collect();
+        for (start, area) in changed {
+            let promise = if is_fresh(&area) { Promise::Committed } else { area.promise };
+            if promise != area.promise {
+                let part = Span::new(start, area.end - start).ok_or(SpaceError::NotMapped)?;
+                self.loose -= self.count_frames(part)?;
+                self.committed += part.pages();
             }
-            area.rights = rights;
+            self.insert(start, Area { rights, promise, ..area })?;
         }
         let mut shrunk = Vec::new();
         self.for_each_entry(span, |_, entry| {
@@ -357,20 +384,26 @@ impl Space {
         Ok(())
     }
 
-    /// Moves the pages of `from` to `to` (of the same size, not overlapping, unmapped before), content and all.
-    /// `from` is unmapped afterwards.
+    /// Moves the pages of `from` to `to`, of the same size, in place of what was there; content and all. `from` is
+    /// unmapped afterwards.
     ///
     /// # Errors
-    /// When `from` is not one area, or as [`Space::map`]; nothing is changed then.
+    /// When `from` is not one area or the two overlap, and as [`Space::map`]; nothing is changed then.
     pub fn relocate(&mut self, from: Span, to: u64) -> Result<(), SpaceError> {
-        let to = Span::new(to, from.bytes()).ok_or(SpaceError::NotMapped)?;
+        let to = Span::new(to, from.bytes()).filter(|to| to.intersection(from).is_none());
+        let to = to.ok_or(SpaceError::NotMapped)?;
         self.check_unsealed(from)?;
         self.check_unsealed(to)?;
-        self.check_area_count()?;
+        self.check_area_count(from, 0)?;
+        self.check_area_count(to, 2)?;
         let area = match self.overlapping(from).next() {
             Some((part, area)) if part == from => area,
             _ => return Err(SpaceError::NotMapped),
         };
+        // For the ends of `to`, and for those of what is left around `from`.
+        if area.is_committed() && self.spare() < 2 * END_TABLES {
+            return Err(SpaceError::NoMemory);
+        }
         let mut pages = Vec::new();
         self.for_each_entry(from, |place, entry| {
             pages.extend(entry.frame().map(|frame| (place, frame)));
@@ -379,9 +412,11 @@ impl Space {
         let places = pages.iter().map(|(place, _)| place - from.start() + to.start());
         // The new tables first: when there is no memory for them, every page is still where it was.
         for place in places.clone() {
-            self.make_entry(place)?;
+            self.make_entry_for(place, &area)?;
         }
         self.remove(to)?;
+        self.split_at(from.start())?;
+        self.split_at(from.end())?;
         for (place, (_, frame)) in places.zip(&pages) {
             self.set_entry(place, Entry::new(*frame, area.rights, Level::User))?;
         }
@@ -390,10 +425,8 @@ impl Space {
         for run in runs(&mut moved) {
             self.memory.invalidate(run)?;
         }
-        self.split_at(from.start());
-        self.split_at(from.end());
         self.areas.remove(&from.start());
-        self.areas.insert(to.start(), Area { end: to.end(), ..area });
+        self.insert(to.start(), Area { end: to.end(), ..area })?;
         self.join_around(to);
         Ok(())
     }
@@ -432,13 +465,14 @@ impl Space {
     pub fn area_at(&self, address: u64) -> Option<AreaInfo> {
         let (start, area) = self.areas.range(..=address).next_back()?;
         let span = Span::new(*start, area.end - start)?;
-        span.contains(address).then_some(AreaInfo { span, rights: area.rights })
+        span.contains(address).then_some(AreaInfo { span, rights: area.rights, promise: area.promise })
     }
 
     /// All areas, by address.
     pub fn areas(&self) -> impl Iterator<Item = AreaInfo> {
         self.areas.iter().filter_map(|(start, area)| {
-            Some(AreaInfo { span: Span::new(*start, area.end - start)?, rights: area.rights })
+            let span = Span::new(*start, area.end - start)?;
+            Some(AreaInfo { span, rights: area.rights, promise: area.promise })
         })
     }
 
@@ -467,7 +501,7 @@ impl Space {
         }
         let spans = [Span::new(from, to - from), Span::new(page, PAGE_BYTES)];
         for span in spans.into_iter().flatten() {
-            match self.fill(span, area.rights) {
+            match self.fill(span, &area) {
                 Ok(()) => return Ok(Fault::Resolved),
                 Err(SpaceError::NoMemory) => {} // Then the touched page alone.
                 Err(error) => return Err(error),
@@ -500,6 +534,24 @@ impl Space {
             done += piece;
             result
         })
+    }
+
+    /// How many of the `bytes` bytes from `address` on the guest may access, up to the first that it may not. They are
+    /// given now if the guest has not touched them yet.
+    ///
+    /// # Errors
+    /// The hypervisor's.
+    pub fn reach(&mut self, address: u64, bytes: u64, access: Access) -> Result<u64, SpaceError> {
+        let mut done = 0;
+        while done < bytes {
+            let Some(at) = address.checked_add(done) else { break };
+            match self.accessible(at, access) {
+                Ok(_) => done = bytes.min(done + PAGE_BYTES - at % PAGE_BYTES),
+                Err(SpaceError::Backend(error)) => return Err(error.into()),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
     }
 
     /// Copies to mapped pages of the guest whatever their rights: for images and host-made areas.
@@ -556,17 +608,26 @@ impl Space {
 
     /// Pages that a committed mapping could still have.
     pub fn free_pages(&self) -> u64 {
-        let room = self.frames.limit().saturating_sub(self.tables + self.committed);
-        room.saturating_sub(6 + room / 512) // Page tables for them.
+        let room = self.frames.limit().saturating_sub(self.tables + self.loose + END_TABLES);
+        // As many as leave one page for the table of each 511: see `areas`.
+        (room - room.div_ceil(512)).saturating_sub(self.committed)
+    }
+
+    /// Frames that nothing was promised.
+    fn spare(&self) -> u64 {
+        let promised = self.committed + self.committed / 511;
+        self.frames.limit().saturating_sub(self.tables + self.loose + promised)
     }
 
     fn check_room(&self, pages: u64) -> Result<(), SpaceError> {
         if pages == 0 || pages <= self.free_pages() { Ok(()) } else { Err(SpaceError::NoMemory) }
     }
 
-    fn check_area_count(&self) -> Result<(), SpaceError> {
-        // One operation adds at most two areas.
-        if self.areas.len() + 2 <= AREAS_MAX { Ok(()) } else { Err(SpaceError::TooManyAreas) }
+    /// Whether `new` areas more, and those that come from cutting at the ends of `span`, are not too many.
+    fn check_area_count(&self, span: Span, new: usize) -> Result<(), SpaceError> {
+        let is_cut = |at: &u64| self.areas.range(..*at).next_back().is_some_and(|(_, area)| area.end > *at);
+        let cuts = [span.start(), span.end()].iter().filter(|at| is_cut(at)).count();
+        if self.areas.len() + cuts + new <= AREAS_MAX { Ok(()) } else { Err(SpaceError::TooManyAreas) }
     }
 
     fn check_unsealed(&self, span: Span) -> Result<(), SpaceError> {
@@ -582,20 +643,33 @@ impl Space {
             .filter_map(move |(start, area)| Some((span.clip(*start, area.end)?, *area)))
     }
 
-    /// Makes `address` a border between areas.
-    fn split_at(&mut self, address: u64) {
-        let Some(area) = self.areas.range_mut(..address).next_back().map(|(_, area)| area) else { return };
-        if area.end > address {
-            let rest = *area;
-            area.end = address;
-            self.areas.insert(address, rest);
+    /// Puts an area in its place, in the tables too as far as it takes.
+    fn insert(&mut self, start: u64, area: Area) -> Result<(), SpaceError> {
+        if area.is_committed() {
+            self.make_entry(start)?;
+            self.make_entry(area.end - PAGE_BYTES)?;
         }
+        self.areas.insert(start, area);
+        Ok(())
     }
 
-    /// Joins equal neighbours at the borders of `span`, so that the number of areas follows what the guest has, not
-    /// how it got there.
+    /// Makes `address` a border between areas.
+    fn split_at(&mut self, address: u64) -> Result<(), SpaceError> {
+        let Some((start, area)) = self.areas.range(..address).next_back().map(|(start, area)| (*start, *area)) else {
+            return Ok(());
+        };
+        if area.end > address {
+            self.insert(start, Area { end: address, ..area })?;
+            self.insert(address, area)?;
+        }
+        Ok(())
+    }
+
+    /// Joins equal neighbours in `span` and at its ends, so that the number of areas follows what the guest has, not how
+    /// it got there.
     fn join_around(&mut self, span: Span) {
-        for border in [span.end(), span.start()] {
+        let borders: Vec<u64> = self.areas.range(span.start()..=span.end()).map(|(start, _)| *start).collect();
+        for border in borders {
             let Some(right) = self.areas.get(&border).copied() else { continue };
             let Some(left) = self.areas.range_mut(..border).next_back().map(|(_, area)| area) else { continue };
             if left.end == border && left.joins(&right) {
@@ -611,12 +685,12 @@ impl Space {
             return Ok(());
         }
         self.release(span)?;
-        self.split_at(span.start());
-        self.split_at(span.end());
+        self.split_at(span.start())?;
+        self.split_at(span.end())?;
         let starts: Vec<u64> = self.areas.range(span.start()..span.end()).map(|(start, _)| *start).collect();
         for start in starts {
             if let Some(area) = self.areas.remove(&start)
-                && area.promise == Promise::Committed
+                && area.is_committed()
             {
                 self.committed -= (area.end - start) / PAGE_BYTES;
             }
@@ -627,10 +701,17 @@ impl Space {
     /// Takes the frames of `span` back; the areas stay.
     fn release(&mut self, span: Span) -> Result<(), SpaceError> {
         let mut freed = Vec::new();
-        self.for_each_entry(span, |_, entry| {
-            freed.push(entry.frame()?);
-            Some(Entry::EMPTY)
-        })?;
+        let parts: Vec<(Span, Area)> = self.overlapping(span).collect();
+        for (part, area) in parts {
+            let before = freed.len();
+            self.for_each_entry(part, |_, entry| {
+                freed.push(entry.frame()?);
+                Some(Entry::EMPTY)
+            })?;
+            if !area.is_committed() {
+                self.loose -= (freed.len() - before) as u64;
+            }
+        }
         for run in runs(&mut freed) {
             self.memory.discard(run)?;
         }
@@ -638,18 +719,31 @@ impl Space {
         Ok(())
     }
 
-    /// Gives a frame to each page of `span` that has none.
-    fn fill(&mut self, span: Span, rights: Rights) -> Result<(), SpaceError> {
+    fn count_frames(&mut self, span: Span) -> Result<u64, SpaceError> {
+        let mut frames = 0;
+        self.for_each_entry(span, |_, entry| {
+            frames += u64::from(entry.frame().is_some());
+            None
+        })?;
+        Ok(frames)
+    }
+
+    /// Gives a frame to each page of `span` that has none. `span` lies in `area`.
+    fn fill(&mut self, span: Span, area: &Area) -> Result<(), SpaceError> {
         let mut place = None;
         let mut at = span.start();
         while at < span.end() {
             let entry_at = match place {
                 Some(place) => place,
-                None => self.make_entry(at)?,
+                None => self.make_entry_for(at, area)?,
             };
             if Entry(self.memory.read_u64(entry_at)?).frame().is_none() {
+                if !area.is_committed() && self.spare() == 0 {
+                    return Err(SpaceError::NoMemory);
+                }
                 let frame = self.allocate()?;
-                self.memory.write_u64(entry_at, Entry::new(frame, rights, Level::User).0)?;
+                self.loose += u64::from(!area.is_committed());
+                self.memory.write_u64(entry_at, Entry::new(frame, area.rights, Level::User).0)?;
             }
             place = paging::next_is_in_same_table(VirtualAddress(at)).then_some(entry_at + 8);
             at += PAGE_BYTES;
@@ -665,9 +759,12 @@ impl Space {
     ) -> Result<(), SpaceError> {
         let mut at = span.start();
         while at < span.end() {
-            let Some(mut place) = paging::find_entry(&self.memory, self.root, VirtualAddress(at))? else {
-                at = next_table(at);
-                continue;
+            let mut place = match paging::walk(&self.memory, self.root, VirtualAddress(at))? {
+                Walk::Entry(place) => place,
+                Walk::MissingUntil(next) => {
+                    at = next;
+                    continue;
+                }
             };
             let end = next_table(at).min(span.end());
             while at < end {
@@ -730,6 +827,17 @@ impl Space {
     fn set_entry(&mut self, page: u64, entry: Entry) -> Result<(), SpaceError> {
         let at = self.make_entry(page)?;
         Ok(self.memory.write_u64(at, entry.0)?)
+    }
+
+    /// As [`Space::make_entry`], for a page of `area`: with tables from what was promised to it, or from what is left.
+    fn make_entry_for(&mut self, page: u64, area: &Area) -> Result<u64, SpaceError> {
+        if !area.is_committed()
+            && self.spare() < LEVELS
+            && paging::find_entry(&self.memory, self.root, VirtualAddress(page))?.is_none()
+        {
+            return Err(SpaceError::NoMemory);
+        }
+        self.make_entry(page)
     }
 
     fn make_entry(&mut self, page: u64) -> Result<u64, SpaceError> {

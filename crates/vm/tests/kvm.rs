@@ -3,59 +3,14 @@
 //! Without `/dev/kvm` each test says that it was skipped.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
 use std::time::Duration;
 
-use coracle_abi::{PageBytes, map};
-use coracle_testing::kvm_or_skip;
+use common::{CODE, DATA, STACK_END, call, guest};
+use coracle_abi::map;
 use coracle_vm::exit::{self, Exit, Registers};
-use coracle_vm::{Backend, Fault, Fill, GuestMemory, Parts, Promise, Rights, Space, Span, Vcpu, kick};
-
-const CODE: u64 = 0x40_0000;
-const DATA: u64 = 0x50_0000;
-const STACK_END: u64 = 0x60_0000;
-
-struct Guest {
-    space: Space,
-    vcpu: Box<dyn Vcpu>,
-}
-
-/// A VM with one page of code, one of data and four of stack; `None`, said aloud, where there is no KVM.
-fn guest(code: &[u8]) -> Option<Guest> {
-    let kvm = kvm_or_skip()?;
-    let memory = GuestMemory::reserve(PageBytes::from_pages(4096).unwrap()).unwrap();
-    let parts = Parts { root: Space::ROOT, exception_stack: Space::EXCEPTION_STACK };
-    let (vm, vcpu) = kvm.create(&parts).unwrap();
-    let mut space = Space::new(memory, vm, &kvm.control_pages()).unwrap();
-    let span = |start, bytes| Span::new(start, bytes).unwrap();
-    space.map(span(CODE, 4096), Rights::RX, Fill::Now, Promise::Committed).unwrap();
-    space.map(span(DATA, 4096), Rights::RW, Fill::Now, Promise::Committed).unwrap();
-    space.map(span(STACK_END - 0x4000, 0x4000), Rights::RW, Fill::Now, Promise::Committed).unwrap();
-    space.load(CODE, code).unwrap();
-    let mut guest = Guest { space, vcpu };
-    guest.vcpu.set_registers(&Registers { rip: CODE, rsp: STACK_END, ..Registers::default() });
-    Some(guest)
-}
-
-impl Guest {
-    fn run(&mut self) -> Exit {
-        self.vcpu.run(self.space.memory_mut()).unwrap()
-    }
-
-    fn exception(&mut self) -> coracle_vm::Exception {
-        match self.run() {
-            Exit::Exception(exception) => exception,
-            other => panic!("expected an exception, got {other:?}, {:x?}", self.vcpu.registers()),
-        }
-    }
-}
-
-/// `mov rax, imm64; call rax`.
-fn call(address: u64) -> Vec<u8> {
-    let mut code = vec![0x48, 0xb8];
-    code.extend(address.to_le_bytes());
-    code.extend([0xff, 0xd0]);
-    code
-}
+use coracle_vm::{Fault, Fill, Promise, Rights, Span, kick};
 
 #[test]
 fn the_doorbell_returns_to_its_caller() {
@@ -68,6 +23,24 @@ fn the_doorbell_returns_to_its_caller() {
     assert_eq!(guest.run(), Exit::Doorbell);
     assert_eq!(guest.vcpu.registers().rbx, 1);
     assert_eq!(guest.vcpu.entries(), 2);
+}
+
+#[test]
+fn registers_set_at_the_doorbell_hold() {
+    let code = [&[0xe6, 0xe9, 0x48, 0xff, 0xc3][..], &call(map::DOORBELL)].concat(); // out 0xe9, al; inc rbx
+    let Some(mut guest) = guest(&code) else { return };
+    // The hypervisor must not step over the instruction that RIP is set to, even if it is the one that rang.
+    for _ in 0..3 {
+        assert_eq!(guest.run(), Exit::Doorbell);
+        assert_eq!(guest.vcpu.registers().rbx, 0);
+        guest.vcpu.set_registers(&Registers { rip: CODE, rsp: STACK_END, ..Registers::default() });
+    }
+    assert_eq!(guest.run(), Exit::Doorbell);
+    assert_eq!(guest.run(), Exit::Doorbell);
+    let registers = guest.vcpu.registers();
+    assert_eq!((registers.rbx, registers.rip), (1, map::DOORBELL + 2));
+    guest.vcpu.set_registers(&Registers { rip: CODE, ..registers });
+    assert_eq!(guest.run(), Exit::Doorbell);
 }
 
 #[test]

@@ -31,6 +31,48 @@ pub const HELLO: RustGuest = rust("hello-guest");
 pub const ECHO: RustGuest = rust("echo");
 /// The same, fewer, without `std`.
 pub const ECHO_NOSTD: RustGuest = rust("echo-nostd");
+/// An ordinary program that uses all of `std`.
+pub const STD_PROGRAM: RustGuest = rust("std-program");
+/// An ordinary program with AVX2 code.
+pub const AVX2: RustGuest = rust("avx2");
+/// An ordinary program that makes every system call with bad pointers.
+pub const BAD_POINTERS: RustGuest = rust("bad-pointers");
+
+/// A way to crash: a guest with one function, `go`.
+const fn crash(binary: &'static str) -> RustGuest {
+    RustGuest { package: "crashes", binary }
+}
+
+/// Reads through a null pointer.
+pub const NULL_POINTER: RustGuest = crash("null-pointer");
+/// Recurses without end.
+pub const STACK_OVERFLOW: RustGuest = crash("stack-overflow");
+/// Writes to a constant.
+pub const WRITE_TO_READ_ONLY: RustGuest = crash("write-to-read-only");
+/// Writes to its own code.
+pub const WRITE_TO_CODE: RustGuest = crash("write-to-code");
+/// Jumps into a variable.
+pub const EXECUTE_DATA: RustGuest = crash("execute-data");
+/// Reads where nothing is mapped.
+pub const UNMAPPED_MEMORY: RustGuest = crash("unmapped-memory");
+/// Divides by zero.
+pub const DIVISION_BY_ZERO: RustGuest = crash("division-by-zero");
+/// Executes what is no instruction.
+pub const ILLEGAL_INSTRUCTION: RustGuest = crash("illegal-instruction");
+/// Executes an operating system's instruction.
+pub const PRIVILEGED_INSTRUCTION: RustGuest = crash("privileged-instruction");
+/// Writes to a foreign I/O port.
+pub const FORBIDDEN_PORT: RustGuest = crash("forbidden-port");
+/// Wants more memory than it may have.
+pub const OUT_OF_MEMORY: RustGuest = crash("out-of-memory");
+/// Aborts.
+pub const ABORT: RustGuest = crash("abort");
+/// Exits when an answer is due.
+pub const EXIT_WITHOUT_ANSWER: RustGuest = crash("exit-without-answer");
+/// Panics.
+pub const PANIC: RustGuest = crash("panic");
+/// Never answers.
+pub const ENDLESS_LOOP: RustGuest = crash("endless-loop");
 
 impl RustGuest {
     /// Builds it if need be.

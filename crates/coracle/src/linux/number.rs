@@ -38,7 +38,7 @@ numbers! {
     } other {
     "pread64" 17, "pwrite64" 18, "rt_sigreturn" 15, "pipe" 22, "select" 23, "msync" 26, "mincore" 27, "pause" 34,
     "socket" 41, "connect" 42, "clone" 56, "fork" 57, "vfork" 58, "execve" 59, "flock" 73, "fsync" 74, "ftruncate" 77,
-    "rename" 82, "rmdir" 84, "chmod" 90, "chown" 92, "getrusage" 98, "sysinfo" 99, "times" 100, "setuid" 105,
+    "rename" 82, "rmdir" 84, "chmod" 90, "chown" 92, "getrusage" 98, "sysinfo" 99, "times" 100, "setuid" 105, "setgid" 106,
     "setsid" 112, "getgroups" 115, "rt_sigsuspend" 130, "statfs" 137, "getdents64" 217, "timer_create" 222,
     "epoll_wait" 232, "inotify_init" 253, "pselect6" 270, "timerfd_create" 283, "eventfd2" 290, "epoll_create1" 291,
     "pipe2" 293, "seccomp" 317, "memfd_create" 319, "execveat" 322, "membarrier" 324, "copy_file_range" 326,

@@ -75,7 +75,7 @@ pub(super) fn vector_at(rip: u64) -> Option<u8> {
 /// Whether this instruction pointer, at an exit, means that the system-call entry was reached. Hypervisors differ in
 /// whether it is before or after the `out`.
 pub(super) fn is_syscall_entry(rip: u64) -> bool {
-    rip == map::SYSCALL_ENTRY || rip == map::SYSCALL_ENTRY + 2
+    rip == map::SYSCALL_ENTRY || rip == map::SYSCALL_ENTRY + OUT_BYTES
 }
 
 /// All control pages, in no particular order.
@@ -92,6 +92,8 @@ pub(super) fn pages() -> Vec<ControlPage> {
 }
 
 const OUT_IMM8_AL: u8 = 0xe6;
+/// Bytes of the `out` in stub and doorbell.
+pub(super) const OUT_BYTES: u64 = 2;
 const HLT: u8 = 0xf4;
 const RET: u8 = 0xc3;
 const SYSRETQ: [u8; 3] = [0x48, 0x0f, 0x07];

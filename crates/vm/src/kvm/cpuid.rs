@@ -136,6 +136,58 @@ fn in_template(level: Level, template: CpuTemplate) -> bool {
     }
 }
 
+/// Adds what the processor can do for ring 3 by itself.
+///
+/// A PVM host runs ring 3 natively, so that all of the processor's instructions work there, but its KVM names only those
+/// that it would emulate too.
+pub(super) fn with_native(supported: &CpuId) -> Result<CpuId, Error> {
+    let mut table = supported.as_slice().to_vec();
+    add_native(&mut table);
+    CpuId::from_entries(&table).map_err(|_| no_table())
+}
+
+fn add_native(supported: &mut Vec<kvm_cpuid_entry2>) {
+    let xsave = std::arch::is_x86_feature_detected!("avx"); // Which asks the host's kernel, too.
+    for Feature(leaf, of, bit, ..) in FEATURES {
+        let needs_xsave = BUILT_ON_AVX.contains(&(*leaf, *of, *bit));
+        if native(*leaf, 0, *of) & 1 << bit != 0 && (xsave || !needs_xsave) {
+            *register(entry_mut(supported, *leaf, 0), *of) |= 1 << bit;
+        }
+    }
+    if xsave {
+        // Sizes of the x87, SSE and AVX parts (Intel SDM volume 1, 13.2).
+        let header = entry_mut(supported, 0xd, 0);
+        (header.eax, header.ebx, header.ecx, header.edx) = (XCR0 as u32, 0x340, 0x340, 0);
+        let avx = entry_mut(supported, 0xd, 2);
+        (avx.eax, avx.ebx, avx.ecx, avx.edx) = (0x100, 0x240, 0, 0);
+    }
+}
+
+/// The entry of a leaf, made if there is none.
+fn entry_mut(table: &mut Vec<kvm_cpuid_entry2>, function: u32, index: u32) -> &mut kvm_cpuid_entry2 {
+    let at = table.iter().position(|entry| (entry.function, entry.index) == (function, index));
+    let at = at.unwrap_or_else(|| {
+        let flags = if matches!(function, 7 | 0xd) { kvm_bindings::KVM_CPUID_FLAG_SIGNIFCANT_INDEX } else { 0 };
+        table.push(kvm_cpuid_entry2 { function, index, flags, ..kvm_cpuid_entry2::default() });
+        table.len() - 1
+    });
+    &mut table[at]
+}
+
+/// What the processor itself says.
+fn native(leaf: u32, index: u32, of: Register) -> u32 {
+    let highest = std::arch::x86_64::__cpuid(leaf & 0x8000_0000).eax;
+    if leaf > highest {
+        return 0;
+    }
+    let answer = std::arch::x86_64::__cpuid_count(leaf, index);
+    match of {
+        Ebx => answer.ebx,
+        Ecx => answer.ecx,
+        Edx => answer.edx,
+    }
+}
+
 /// Which features of `template` the host does not support, by their Linux names.
 pub(super) fn missing(supported: &CpuId, template: CpuTemplate) -> Vec<&'static str> {
     FEATURES
@@ -187,8 +239,11 @@ pub(super) fn apply(supported: &CpuId, template: CpuTemplate) -> Result<CpuId, E
     if !avx {
         clear_xsave(&mut entries);
     }
-    CpuId::from_entries(&entries)
-        .map_err(|_| Error::refused("building the guest's CPUID table", std::io::ErrorKind::OutOfMemory))
+    CpuId::from_entries(&entries).map_err(|_| no_table())
+}
+
+fn no_table() -> Error {
+    Error::refused("building the guest's CPUID table", std::io::ErrorKind::OutOfMemory)
 }
 
 /// The bits of a register that a template leaves.
@@ -202,10 +257,12 @@ fn mask(leaf: u32, index: u32, of: Register, template: CpuTemplate) -> u32 {
         .fold(0, |bits, feature| bits | 1 << feature.2)
 }
 
+/// XSAVE, AVX, F16C, FMA, AVX2, VAES, VPCLMULQDQ.
+const BUILT_ON_AVX: [(u32, Register, u32); 7] =
+    [(1, Ecx, 26), (1, Ecx, 28), (1, Ecx, 29), (1, Ecx, 12), (7, Ebx, 5), (7, Ecx, 9), (7, Ecx, 10)];
+
 /// Without AVX there is no XSAVE for the guest, and nothing that builds on it.
 fn clear_xsave(entries: &mut [kvm_cpuid_entry2]) {
-    const BUILT_ON_AVX: [(u32, Register, u32); 7] =
-        [(1, Ecx, 26), (1, Ecx, 28), (1, Ecx, 29), (1, Ecx, 12), (7, Ebx, 5), (7, Ecx, 9), (7, Ecx, 10)];
     for entry in entries {
         for (leaf, of, bit) in BUILT_ON_AVX {
             if entry.function == leaf {

@@ -49,6 +49,8 @@ pub(super) struct Processor {
     stack: u64, // Guest-physical address of the exception stack's end.
     user_code: kvm_segment,
     user_data: kvm_segment,
+    /// Where the `out` of the last exit is, which KVM may not have stepped over yet.
+    pending: Option<u64>,
     entries: u64,
     calls: u64,
 }
@@ -109,6 +111,7 @@ impl Processor {
             stack: parts.exception_stack.address() + coracle_abi::PAGE_BYTES,
             user_code: code,
             user_data: data,
+            pending: None,
             entries: 0,
             calls: calls + 1,
         })
@@ -117,6 +120,7 @@ impl Processor {
     fn classify(&mut self, port: Option<u16>, memory: &GuestMemory) -> Exit {
         let sync = self.vcpu.sync_regs_mut();
         let (rip, from_ring_3) = (sync.regs.rip, sync.sregs.cs.selector & 3 == 3);
+        self.pending = port.map(|_| rip);
         match port {
             Some(DOORBELL_PORT) if !control::is_syscall_entry(rip) => Exit::Doorbell,
             Some(DOORBELL_PORT) => {
@@ -143,6 +147,16 @@ impl Processor {
         Some(Exception { vector, error_code, address })
     }
 
+    /// Lets KVM step over the last exit's `out`, without entering the guest. KVM does so at the next entry if RIP is still
+    /// what it was, which a RIP set meanwhile must not be mistaken for.
+    fn finish_pending(&mut self) {
+        self.vcpu.set_kvm_immediate_exit(1);
+        let _ = self.vcpu.run(); // EINTR, by design.
+        self.vcpu.set_kvm_immediate_exit(0);
+        self.pending = None;
+        self.calls += 1;
+    }
+
     /// Puts the vCPU back to ring 3 after the stub.
     fn leave_stub(&mut self) {
         let (code, data) = (self.user_code, self.user_data);
@@ -158,6 +172,7 @@ impl Vcpu for Processor {
         self.entries += 1;
         let exit = self.vcpu.run();
         self.origin = Origin::Ring3;
+        self.pending = None;
         let port = match exit {
             Ok(VcpuExit::IoOut(port, _)) => Some(port),
             Ok(VcpuExit::IoIn(port, _)) => Some(port),
@@ -182,6 +197,8 @@ impl Vcpu for Processor {
         registers.fs_base = sync.sregs.fs.base;
         registers.gs_base = sync.sregs.gs.base;
         match self.origin {
+            // Hypervisors differ in whether they have stepped over the `out` yet.
+            Origin::Ring3 if self.pending == Some(map::DOORBELL) => registers.rip = map::DOORBELL + control::OUT_BYTES,
             Origin::Ring3 => {}
             Origin::SyscallInRing3 | Origin::SyscallInRing0 => {
                 (registers.rip, registers.rflags) = (registers.rcx, registers.r11);
@@ -194,6 +211,9 @@ impl Vcpu for Processor {
     }
 
     fn set_registers(&mut self, registers: &Registers) {
+        if self.pending == Some(canonical(registers.rip)) {
+            self.finish_pending();
+        }
         let sync = self.vcpu.sync_regs_mut();
         sync.regs = to_kvm(registers);
         let bases = (sync.sregs.fs.base, sync.sregs.gs.base);

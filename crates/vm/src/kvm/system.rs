@@ -110,8 +110,7 @@ impl Kvm {
     /// What this KVM can do.
     pub fn report(&self) -> KvmReport {
         let capabilities = CAPABILITIES.iter().map(|want| (*want, has(&self.system.kvm, want))).collect();
-        let flags = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let hardware = flags.split_ascii_whitespace().any(|flag| matches!(flag, "vmx" | "svm"));
+        let hardware = has_hardware_virtualization();
         let missing = [CpuTemplate::X86_64V2, CpuTemplate::X86_64V3]
             .map(|template| (template, cpuid::missing(&self.system.supported, template)));
         KvmReport { capabilities, hardware, missing: missing.into() }
@@ -140,6 +139,7 @@ impl System {
         let supported = kvm
             .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
             .map_err(|error| Error::refused("asking KVM for the processor's features", error))?;
+        let supported = if has_hardware_virtualization() { supported } else { cpuid::with_native(&supported)? };
         kick::prepare().map_err(|error| Error::refused("installing the signal that stops a guest", error))?;
         Ok(Self { kvm, supported, reset: OnceLock::new(), tables: Mutex::default() })
     }
@@ -161,6 +161,12 @@ impl System {
         tables.insert(template, Arc::clone(&table));
         Ok(table)
     }
+}
+
+/// Whether the processor virtualizes by itself. Without, this is a PVM host.
+fn has_hardware_virtualization() -> bool {
+    let flags = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    flags.split_ascii_whitespace().any(|flag| matches!(flag, "vmx" | "svm"))
 }
 
 fn has(kvm: &KvmFd, want: &Capability) -> bool {
