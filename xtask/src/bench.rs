@@ -42,7 +42,8 @@ pub(crate) fn run(first_run: bool) -> Result<bool, String> {
 /// The median of a benchmark's last run, from criterion's directory.
 fn median_ns(benchmark: &str) -> Result<f64, String> {
     let path = criterion().join(benchmark).join("new/estimates.json");
-    let missing = |error: &dyn std::fmt::Display| format!("no figures at {}: {error}. Run without --no-run", path.display());
+    let missing =
+        |error: &dyn std::fmt::Display| format!("no figures at {}: {error}. Run without --no-run", path.display());
     let text = std::fs::read_to_string(&path).map_err(|error| missing(&error))?;
     let estimates: serde_json::Value = serde_json::from_str(&text).map_err(|error| missing(&error))?;
     estimates["median"]["point_estimate"].as_f64().ok_or_else(|| missing(&"no median in it"))

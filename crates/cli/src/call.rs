@@ -114,7 +114,7 @@ fn answer_host_calls(mut builder: Builder, interface: &Interface, stubs: &[Stub]
             let needed = function::names(&interface.host_functions);
             return Err(Failure::own(format!("the guest needs no host function '{name}'; it needs {needed}")));
         };
-        let result = function::signature(info)?.result;
+        let result = info.typed()?.result;
         let misfit = || format!("'{answer}' cannot be the answer of host function '{name}', which is {result}");
         let value = function::value(&result, answer).map_err(|error| Failure::own(misfit()).because(&error))?;
         let bytes = result.encode_json(&value).map_err(|error| Failure::own(misfit()).because(&error))?;
@@ -125,7 +125,7 @@ fn answer_host_calls(mut builder: Builder, interface: &Interface, stubs: &[Stub]
         .host_functions
         .iter()
         .filter(|info| is_missing(&info.name))
-        .map(|info| function::signature(info).map(|signature| signature.to_string()))
+        .map(|info| info.typed().map(|signature| signature.to_string()))
         .collect::<Result<_, _>>()?;
     if missing.is_empty() {
         return Ok(builder);

@@ -2,18 +2,9 @@
 
 use coracle::dynamic::{Signature, Type};
 use coracle::{FunctionInfo, Interface};
-use coracle_abi::note::FunctionNote;
 use serde_json::Value;
 
 use crate::failure::Failure;
-
-/// Takes a function's signature apart.
-pub(crate) fn signature(info: &FunctionInfo) -> Result<Signature, Failure> {
-    let desc = format!("{}\0{}", info.signature, info.parameters);
-    let damaged = |why: String| Failure::file(format!("the image's note about '{}' is damaged: {why}", info.name));
-    let note = FunctionNote::parse(desc.as_bytes()).map_err(|error| damaged(error.to_string()))?;
-    Signature::from_note(&note).map_err(|error| damaged(error.to_string()))
-}
 
 /// Finds one of the functions by its name.
 pub(crate) fn find<'i>(functions: &'i [FunctionInfo], name: &str) -> Option<&'i FunctionInfo> {
@@ -23,7 +14,7 @@ pub(crate) fn find<'i>(functions: &'i [FunctionInfo], name: &str) -> Option<&'i 
 /// The function that is to be called.
 pub(crate) fn exported(interface: &Interface, name: &str) -> Result<Signature, Failure> {
     match find(&interface.functions, name) {
-        Some(info) => signature(info),
+        Some(info) => Ok(info.typed()?),
         None => {
             let what = format!("the guest has no function '{name}'");
             Err(Failure::own(format!("{what}; it has {}", names(&interface.functions))))

@@ -11,8 +11,8 @@ use coracle_abi::{ABI_VERSION, PAGE_BYTES, map};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
+use crate::output;
 use crate::text::{escape, escape_json, size, table};
-use crate::{function, output};
 
 /// Shows what a program is, without running it
 ///
@@ -62,7 +62,7 @@ pub(crate) fn run(args: Args) -> Result<u8, Failure> {
 impl Report {
     fn new(name: String, image: Image) -> Result<Self, Failure> {
         let signatures = |functions: &[FunctionInfo]| -> Result<Vec<Signature>, Failure> {
-            functions.iter().map(function::signature).collect()
+            functions.iter().map(|function| Ok(function.typed()?)).collect()
         };
         let guest = match Interface::of(&image)? {
             None => None,

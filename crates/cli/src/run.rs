@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use coracle::{Image, Input, Output, Sandbox};
+use coracle::{Ended, Image, Input, Output, Sandbox};
 
 use crate::failure::Failure;
 use crate::output;
@@ -70,7 +70,14 @@ pub(crate) fn run(args: Args) -> Result<u8, Failure> {
         output::complain(&format!("coracle: {unanswered}\n"));
     }
     if args.stats {
-        output::complain(&format!("coracle: {:.1} ms; {}\n", elapsed.as_secs_f64() * 1000.0, trace.counts()));
+        let milliseconds = elapsed.as_secs_f64() * 1000.0;
+        output::complain(&format!("coracle: {milliseconds:.1} ms; {}\n", trace.counts()));
+        if let Ok(Ended { stats, .. }) = &outcome {
+            output::complain(&format!(
+                "coracle: {} entries, {} other hypervisor calls, {} pages in use at the end\n",
+                stats.entries, stats.hypervisor_calls, stats.pages_in_use
+            ));
+        }
     }
-    Ok(outcome.map(|code| code as u8)?) // 0 to 255.
+    Ok(outcome.map(|ended| ended.code as u8)?) // 0 to 255.
 }

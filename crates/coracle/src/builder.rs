@@ -20,8 +20,19 @@ use crate::linux::{SystemCall, Tracer};
 use crate::log;
 use crate::machine::{Machine, Program, Stop};
 use crate::sandbox::Sandbox;
+use crate::stats::Stats;
 use crate::stream::{Input, Output, Streams};
 use crate::transport::Transport;
+
+/// How an ordinary program ended that ended itself.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Ended {
+    /// Its exit code, 0 to 255.
+    pub code: i32,
+    /// What it cost.
+    pub stats: Stats,
+}
 
 /// A sandbox in the making: from [`Sandbox::builder`]. [`Builder::build`] makes one to call functions in;
 /// [`Builder::run`] runs an ordinary program to its end.
@@ -188,11 +199,11 @@ impl Builder {
         Sandbox::boot(machine, transport, &interface, host_functions, timeout)
     }
 
-    /// Runs the image as an ordinary Linux program, to its end. Returns its exit code, 0 to 255.
+    /// Runs the image as an ordinary Linux program, to its end.
     ///
     /// # Errors
     /// As [`Builder::build`]; [`ErrorKind::GuestStopped`] when the program crashed or ended itself by a signal.
-    pub fn run(self) -> Result<i32, Error> {
+    pub fn run(self) -> Result<Ended, Error> {
         let timeout = self.config.timeout;
         let (mut machine, _) = self.load(false)?;
         let deadline = match timeout {
@@ -200,7 +211,7 @@ impl Builder {
             None => Deadline::never(),
         };
         match machine.run(&deadline)? {
-            Stop::Exited(code) => Ok(code),
+            Stop::Exited(code) => Ok(Ended { code, stats: machine.stats() }),
             Stop::Crashed(report) => Err(Error::crashed(*report)),
             Stop::TimedOut => {
                 let message =

@@ -13,7 +13,7 @@ pub struct Config {
     /// The most memory that the guest may have, in bytes: everything it uses, page tables included. 1 MiB to 1 TiB,
     /// default 64 MiB. Costs nothing until it is used.
     pub memory_bytes: u64,
-    /// Stack, in bytes. Default 8 MiB, and at most an eighth of the memory.
+    /// Stack, in bytes. Default 2 MiB, as Rust's threads have, and at most an eighth of the memory. 16 KiB to 256 MiB.
     pub stack_bytes: Option<u64>,
     /// The heap of a guest made with the SDK, in bytes. Default half of the memory. Costs nothing until it is used.
     pub heap_bytes: Option<u64>,
@@ -60,7 +60,7 @@ impl Config {
     pub const PAYLOAD_MAX: u64 = 64 << 20;
 
     pub(crate) fn stack(&self) -> u64 {
-        self.stack_bytes.unwrap_or((8 << 20).min(self.memory_bytes / 8))
+        self.stack_bytes.unwrap_or((2 << 20).min(self.memory_bytes / 8))
     }
 
     pub(crate) fn heap(&self) -> u64 {
@@ -101,7 +101,7 @@ mod tests {
         let small = Config { memory_bytes: Config::MEMORY_MIN, ..Config::default() };
         assert!(small.check().is_ok());
         assert_eq!(small.stack(), 128 << 10);
-        assert_eq!(Config::default().stack(), 8 << 20);
+        assert_eq!(Config::default().stack(), 2 << 20);
         assert!(Config { memory_bytes: 16 << 30, ..Config::default() }.check().is_ok());
     }
 

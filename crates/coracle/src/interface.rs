@@ -9,6 +9,7 @@ use std::fmt;
 use coracle_abi::note::{self, AbiNote, FunctionNote};
 use coracle_abi::{ABI_VERSION, signature};
 
+use crate::dynamic::Signature;
 use crate::error::{Error, ErrorKind};
 use crate::image::Image;
 
@@ -35,6 +36,19 @@ impl FunctionInfo {
     /// The types: what follows the name.
     pub fn types(&self) -> &str {
         &self.signature[self.name.len()..]
+    }
+
+    /// The signature taken apart, for callers that know it only at run time.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Image`] when its types are not of the grammar: the image is damaged.
+    pub fn typed(&self) -> Result<Signature, Error> {
+        let desc = format!("{}\0{}", self.signature, self.parameters);
+        let damaged = |why: &dyn fmt::Display| {
+            Error::new(ErrorKind::Image, format!("the image's note about '{}' is damaged: {why}", self.name))
+        };
+        let note = FunctionNote::parse(desc.as_bytes()).map_err(|error| damaged(&error))?;
+        Signature::from_note(&note).map_err(|error| damaged(&error))
     }
 
     fn parse(desc: &[u8]) -> Result<Self, String> {

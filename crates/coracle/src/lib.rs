@@ -46,7 +46,7 @@ mod stats;
 mod stream;
 mod transport;
 
-pub use builder::Builder;
+pub use builder::{Builder, Ended};
 pub use config::Config;
 pub use coracle_vm::kvm::{CpuTemplate, Kvm};
 pub use coracle_vm::{Backend, Registers, Rights};

@@ -21,6 +21,7 @@ use crate::instructions::Counting;
 use crate::layout::{GuestLayout, Layout};
 use crate::linux::{Linux, Outcome, Tracer};
 use crate::stack::{InitialStack, Start};
+use crate::stats::Stats;
 use crate::stream::Streams;
 
 /// Why the guest is not running.
@@ -137,6 +138,20 @@ impl Machine {
             if deadline.is_over() {
                 return Ok(Stop::TimedOut);
             }
+        }
+    }
+
+    /// What the machine has cost so far.
+    pub(crate) fn stats(&self) -> Stats {
+        let Self { space, vcpu, linux, .. } = self;
+        Stats {
+            entries: vcpu.entries(),
+            hypervisor_calls: space.vm().hypervisor_calls() + vcpu.hypervisor_calls(),
+            system_calls: linux.calls(),
+            unknown_system_calls: linux.unknown().iter().map(|(number, count)| (*number, *count)).collect(),
+            pages_in_use: space.frames_in_use(),
+            guest_instructions: vcpu.instructions(),
+            ..Stats::default()
         }
     }
 

@@ -212,17 +212,11 @@ impl Sandbox {
 
     /// What it has cost so far.
     pub fn stats(&self) -> Stats {
-        let Machine { space, vcpu, linux, .. } = &self.machine;
         Stats {
-            entries: vcpu.entries(),
-            hypervisor_calls: space.vm().hypervisor_calls() + vcpu.hypervisor_calls(),
             calls: self.calls,
             host_calls: self.host_calls,
-            system_calls: linux.calls(),
-            unknown_system_calls: linux.unknown().iter().map(|(number, count)| (*number, *count)).collect(),
-            pages_in_use: space.frames_in_use(),
             pages_written_at_start: self.written_at_start,
-            guest_instructions: vcpu.instructions(),
+            ..self.machine.stats()
         }
     }
 

@@ -29,7 +29,7 @@ pub const AREAS_MAX: usize = 65_530;
 /// Guest-physical memory that a new VM gets; doubled as often as the guest needs more.
 const FIRST_COVER: u64 = 2 << 20;
 
-/// Pages given at once when a lazy area is touched for the first time; doubled at each further touch.
+/// Pages given at once when a lazy area is touched for the first time; doubled at each further touch if it is committed.
 const FIRST_BATCH: u64 = 16;
 const LAST_BATCH: u64 = 512;
 
@@ -62,7 +62,7 @@ pub enum Promise {
 struct Area {
     end: u64,
     rights: Rights,
-    fill: Fill,
+    downwards: bool, // How it gets frames when touched; whether it got some at once is past.
     promise: Promise,
     sealed: bool,
     batch: u64,
@@ -75,7 +75,8 @@ impl Area {
 
     /// Whether two neighbours can be one area.
     fn joins(&self, other: &Self) -> bool {
-        (self.rights, self.fill, self.promise, self.sealed) == (other.rights, other.fill, other.promise, other.sealed)
+        let kind = |area: &Self| (area.rights, area.downwards, area.promise, area.sealed);
+        kind(self) == kind(other)
     }
 }
 
@@ -304,7 +305,8 @@ impl Space {
             self.check_room(span.pages() - replaced)?;
         }
         self.remove(span)?;
-        let area = Area { end: span.end(), rights, fill, promise, sealed, batch: FIRST_BATCH };
+        let downwards = fill == Fill::Down;
+        let area = Area { end: span.end(), rights, downwards, promise, sealed, batch: FIRST_BATCH };
         self.insert(span.start(), area)?;
         if area.is_committed() {
             self.committed += span.pages();
@@ -492,11 +494,13 @@ impl Space {
             return Ok(Fault::Resolved); // The vCPU had cached older, smaller rights; the fault flushed them.
         }
         let reach = area.batch * PAGE_BYTES;
-        let (from, to) = match area.fill {
-            Fill::Down => ((page + PAGE_BYTES).saturating_sub(reach).max(start), page + PAGE_BYTES),
-            Fill::Now | Fill::Up => (page, area.end.min(page.saturating_add(reach))),
+        let (from, to) = if area.downwards {
+            ((page + PAGE_BYTES).saturating_sub(reach).max(start), page + PAGE_BYTES)
+        } else {
+            (page, area.end.min(page.saturating_add(reach)))
         };
-        if let Some(area) = self.areas.get_mut(&start) {
+        // What is not promised may be used sparsely, and what is given ahead of use is lost to all others.
+        if let Some(area) = self.areas.get_mut(&start).filter(|area| area.is_committed()) {
             area.batch = (area.batch * 2).min(LAST_BATCH);
         }
         let spans = [Span::new(from, to - from), Span::new(page, PAGE_BYTES)];

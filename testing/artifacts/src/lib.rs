@@ -6,6 +6,7 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// The target that guests are built for.
@@ -18,11 +19,12 @@ const GNU: &str = "x86_64-unknown-linux-gnu";
 pub struct RustGuest {
     package: &'static str,
     binary: &'static str,
+    profile: &'static str,
 }
 
 /// A Rust guest whose binary is named as its package.
 const fn rust(package: &'static str) -> RustGuest {
-    RustGuest { package, binary: package }
+    RustGuest { package, binary: package, profile: "release" }
 }
 
 /// The guest of `examples/hello.rs`.
@@ -32,7 +34,7 @@ pub const ECHO: RustGuest = rust("echo");
 /// The same, fewer, without `std`.
 pub const ECHO_NOSTD: RustGuest = rust("echo-nostd");
 /// An ordinary program that uses all of `std`.
-pub const STD_PROGRAM: RustGuest = rust("std-program");
+pub const STD_PROGRAM: RustGuest = RustGuest { package: "std-program", binary: "std-program", profile: "unwind" };
 /// An ordinary program with AVX2 code.
 pub const AVX2: RustGuest = rust("avx2");
 /// An ordinary program that makes every system call with bad pointers.
@@ -40,7 +42,7 @@ pub const BAD_POINTERS: RustGuest = rust("bad-pointers");
 
 /// A way to crash: a guest with one function, `go`.
 const fn crash(binary: &'static str) -> RustGuest {
-    RustGuest { package: "crashes", binary }
+    RustGuest { package: "crashes", binary, profile: "release" }
 }
 
 /// Reads through a null pointer.
@@ -75,22 +77,31 @@ pub const PANIC: RustGuest = crash("panic");
 pub const ENDLESS_LOOP: RustGuest = crash("endless-loop");
 
 impl RustGuest {
-    /// Builds it if need be.
+    /// Builds it, if this process has not done so yet: its whole package at once.
     ///
     /// # Panics
     /// When it does not build; cargo's own words are on standard error.
     pub fn path(self) -> PathBuf {
-        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-        let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        static BUILT: Mutex<Vec<(&str, &str)>> = Mutex::new(Vec::new());
         let toolchain = Toolchain::get();
         let target_directory = root().join("target/guests");
+        let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
+        if !built.contains(&(self.package, self.profile)) {
+            let _building = Building::start();
+            self.build(toolchain, &target_directory);
+            built.push((self.package, self.profile));
+        }
+        target_directory.join(toolchain.target).join(self.profile).join(self.binary)
+    }
+
+    fn build(self, toolchain: &Toolchain, target_directory: &Path) {
         let mut cargo = Command::new(env!("CARGO"));
         cargo
-            .args(["build", "--quiet", "--release", "--locked", "--package", self.package, "--bin", self.binary])
+            .args(["build", "--quiet", "--locked", "--profile", self.profile, "--package", self.package, "--bins"])
             .args(["--target", toolchain.target, "--manifest-path"])
             .arg(root().join("testing/guests/Cargo.toml"))
             .arg("--target-dir")
-            .arg(&target_directory);
+            .arg(target_directory);
         // What the outer cargo was told is not meant for guests.
         for variable in
             ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS", "CARGO_TARGET_DIR", "CARGO_BUILD_TARGET", "RUSTC_WRAPPER"]
@@ -101,7 +112,29 @@ impl RustGuest {
             cargo.env("RUSTFLAGS", flags);
         }
         run(&mut cargo);
-        target_directory.join(toolchain.target).join("release").join(self.binary)
+    }
+}
+
+/// Builds that are under way, for watchdogs: a build is no hang.
+static BUILDS: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether a guest is being built now, by this process.
+pub fn is_building() -> bool {
+    BUILDS.load(Ordering::Relaxed) != 0
+}
+
+struct Building;
+
+impl Building {
+    fn start() -> Self {
+        BUILDS.fetch_add(1, Ordering::Relaxed);
+        Self
+    }
+}
+
+impl Drop for Building {
+    fn drop(&mut self) {
+        BUILDS.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -165,6 +198,7 @@ impl CGuest {
                     .arg(&source)
             }
         };
+        let _building = Building::start();
         run(&mut command);
         Ok(output)
     }

@@ -24,6 +24,7 @@ impl Errno {
     pub(super) const ESPIPE: Self = Self(29);
     pub(super) const EPIPE: Self = Self(32);
     pub(super) const ERANGE: Self = Self(34);
+    pub(super) const ENAMETOOLONG: Self = Self(36);
     pub(super) const ENOSYS: Self = Self(38);
     pub(super) const ETIMEDOUT: Self = Self(110);
 

@@ -1,6 +1,7 @@
 //! Descriptors of the three standard streams. There are no others: no path leads anywhere.
 
-use coracle_vm::Space;
+use coracle_abi::PAGE_BYTES;
+use coracle_vm::{Access, Space};
 
 use super::{Answer, DONE, Errno, Failure, Linux, Outcome, count, fetch, fetch_u64, store};
 use crate::deadline::Deadline;
@@ -24,6 +25,7 @@ const F_GETFL: u64 = 3;
 const F_SETFL: u64 = 4;
 const F_DUPFD_CLOEXEC: u64 = 1030;
 const O_WRONLY: i64 = 1;
+const O_CLOEXEC: u64 = 0o2_000_000;
 
 const AT_EMPTY_PATH: u64 = 0x1000;
 
@@ -71,11 +73,16 @@ impl Descriptors {
         count(number)
     }
 
-    pub(super) fn duplicate_to(&mut self, descriptor: u64, to: u64, same_allowed: bool) -> Answer {
-        let stream = self.get(descriptor)?;
-        if descriptor as u32 == to as u32 && !same_allowed {
+    /// `dup3`: `dup2` that refuses to do nothing.
+    pub(super) fn duplicate_to_other(&mut self, descriptor: u64, to: u64, flags: u64) -> Answer {
+        if descriptor as u32 == to as u32 || flags & !O_CLOEXEC != 0 {
             return Err(Errno::EINVAL.into());
         }
+        self.duplicate_to(descriptor, to)
+    }
+
+    pub(super) fn duplicate_to(&mut self, descriptor: u64, to: u64) -> Answer {
+        let stream = self.get(descriptor)?;
         *self.0.get_mut(to as u32 as usize).ok_or(Errno::EBADF)? = Some(stream);
         count(to as u32 as usize)
     }
@@ -128,12 +135,19 @@ impl Descriptors {
 
 /// A path that exists nowhere, once it is clear that it is a path.
 pub(super) fn no_such_path(space: &mut Space, path: u64) -> Answer {
-    for n in 0..PATH_MAX as u64 {
-        if fetch::<1>(space, path.checked_add(n).ok_or(Errno::EFAULT)?)? == [0] {
-            break;
+    let mut bytes = [0; PATH_MAX];
+    let mut done = 0;
+    while done < PATH_MAX {
+        let at = path.checked_add(done as u64).ok_or(Errno::EFAULT)?;
+        let piece = (PAGE_BYTES - at % PAGE_BYTES).min((PATH_MAX - done) as u64) as usize;
+        let piece = &mut bytes[..piece];
+        space.read(at, piece)?;
+        if piece.contains(&0) {
+            return Err(Errno::ENOENT.into());
         }
+        done += piece.len();
     }
-    Err(Errno::ENOENT.into())
+    Err(Errno::ENAMETOOLONG.into())
 }
 
 pub(super) fn working_directory(space: &mut Space, buffer: u64, bytes: u64) -> Answer {
@@ -150,12 +164,11 @@ impl Linux {
             return Err(Errno::EBADF.into());
         }
         let mut chunk = [0; CHUNK];
-        let wanted = bytes.min(CHUNK as u64) as usize;
-        if wanted == 0 {
+        if bytes == 0 {
             return DONE;
         }
         // The buffer first, so that no input is lost to a bad pointer.
-        space.write(at, &chunk[..wanted])?;
+        let wanted = reach(space, at, bytes.min(CHUNK as u64), Access::Write)?;
         match self.streams.input.read(&mut chunk[..wanted], deadline) {
             ReadOutcome::Bytes(bytes) => {
                 let bytes = bytes.min(wanted);
@@ -189,11 +202,14 @@ impl Linux {
         let mut chunk = [0; CHUNK];
         let mut done = 0;
         while done < wanted {
-            let piece = &mut chunk[..(wanted - done).min(CHUNK as u64) as usize];
-            let fetched =
-                at.checked_add(done).ok_or(Failure::from(Errno::EFAULT)).and_then(|at| Ok(space.read(at, piece)?));
+            let size = (wanted - done).min(CHUNK as u64);
+            let fetched = at.checked_add(done).ok_or(Failure::from(Errno::EFAULT)).and_then(|at| {
+                let size = reach(space, at, size, Access::Read)?;
+                space.read(at, &mut chunk[..size])?;
+                Ok(&chunk[..size])
+            });
             let failure = match fetched {
-                Ok(()) => match output.write(piece) {
+                Ok(piece) => match output.write(piece) {
                     WriteOutcome::Bytes(bytes) if bytes == piece.len() => {
                         done += bytes as u64;
                         continue;
@@ -294,6 +310,14 @@ impl Linux {
             i64::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(i64::MAX)
         };
         self.poll(space, deadline, at, entries, timeout_ms)
+    }
+}
+
+/// How many of the bytes from `at` on the guest may access, at least one.
+fn reach(space: &mut Space, at: u64, bytes: u64, access: Access) -> Result<usize, Failure> {
+    match space.reach(at, bytes, access)? {
+        0 => Err(Errno::EFAULT.into()),
+        bytes => Ok(bytes as usize),
     }
 }
 

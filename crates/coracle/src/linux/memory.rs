@@ -15,6 +15,8 @@ const PROT_EXEC: u64 = 4;
 const PROT_GROWSDOWN: u64 = 0x0100_0000;
 const PROT_GROWSUP: u64 = 0x0200_0000;
 
+const MAP_TYPE: u64 = 0xf;
+const MAP_SHARED_VALIDATE: u64 = 3;
 const MAP_FIXED: u64 = 0x10;
 const MAP_ANONYMOUS: u64 = 0x20;
 const MAP_NORESERVE: u64 = 0x4000;
@@ -26,6 +28,8 @@ const MREMAP_FIXED: u64 = 2;
 
 const MADV_DONTNEED: u64 = 4;
 const MADV_FREE: u64 = 8;
+const MADV_REMOVE: u64 = 9;
+const MADV_DONTNEED_LOCKED: u64 = 24;
 
 /// Mappings of up to this size get their pages at once: filling in the page table costs less than one page fault.
 const AT_ONCE_PAGES: u64 = 64;
@@ -76,7 +80,7 @@ pub(super) fn map(space: &mut Space, address: u64, bytes: u64, protection: u64, 
         // No descriptor names anything that could be mapped.
         return Err(if fd as i32 >= 0 { Errno::ENODEV } else { Errno::EBADF }.into());
     }
-    if bytes == 0 {
+    if bytes == 0 || !(1..=MAP_SHARED_VALIDATE).contains(&(flags & MAP_TYPE)) {
         return Err(Errno::EINVAL.into());
     }
     let span = if flags & (MAP_FIXED | MAP_FIXED_NOREPLACE) != 0 {
@@ -96,7 +100,11 @@ pub(super) fn map(space: &mut Space, address: u64, bytes: u64, protection: u64, 
 }
 
 pub(super) fn unmap(space: &mut Space, address: u64, bytes: u64) -> Answer {
-    space.unmap(span_of(address, bytes)?).map_err(change_failed)?;
+    if bytes == 0 || !address.is_multiple_of(PAGE_BYTES) {
+        return Err(Errno::EINVAL.into());
+    }
+    let span = Span::new(address, bytes).ok_or(Errno::EINVAL)?;
+    space.unmap(span).map_err(change_failed)?;
     DONE
 }
 
@@ -110,18 +118,23 @@ pub(super) fn protect(space: &mut Space, address: u64, bytes: u64, protection: u
 }
 
 pub(super) fn advise(space: &mut Space, address: u64, bytes: u64, advice: u64) -> Answer {
+    if !address.is_multiple_of(PAGE_BYTES) {
+        return Err(Errno::EINVAL.into());
+    }
     match advice {
-        MADV_DONTNEED | MADV_FREE if bytes != 0 => {
+        MADV_DONTNEED | MADV_FREE | MADV_DONTNEED_LOCKED if bytes != 0 => {
             space.forget(span_of(address, bytes)?).map_err(change_failed)?;
             DONE
         }
-        0..=25 => DONE, // Hints.
+        MADV_REMOVE => Err(Errno::EINVAL.into()), // For files.
+        0..=25 => DONE,                           // Hints.
         _ => Err(Errno::EINVAL.into()),
     }
 }
 
 pub(super) fn remap(space: &mut Space, address: u64, old: u64, new: u64, flags: u64, to: u64) -> Answer {
-    if flags & !(MREMAP_MAYMOVE | MREMAP_FIXED) != 0 || new == 0 {
+    let is_fixed = flags & MREMAP_FIXED != 0;
+    if flags & !(MREMAP_MAYMOVE | MREMAP_FIXED) != 0 || is_fixed && flags & MREMAP_MAYMOVE == 0 || new == 0 {
         return Err(Errno::EINVAL.into());
     }
     let from = span_of(address, old)?;
@@ -131,14 +144,14 @@ pub(super) fn remap(space: &mut Space, address: u64, old: u64, new: u64, flags: 
     }
     let new = PageBytes::round_up(new).ok_or(Errno::ENOMEM)?.get();
     let grown = new.saturating_sub(from.bytes());
-    if flags & MREMAP_FIXED == 0 {
+    if !is_fixed {
         if let Some(rest) = Span::new(address.saturating_add(new), from.bytes().saturating_sub(new)) {
             space.unmap(rest).map_err(change_failed)?;
         }
         let tail = Span::new(from.end(), grown);
         if grown == 0 || tail.is_some_and(|tail| !space.is_mapped(tail)) {
             if let Some(tail) = tail {
-                space.map(tail, area.rights, fill_for(tail, false), Promise::Committed).map_err(change_failed)?;
+                space.map(tail, area.rights, fill_for(tail, false), area.promise).map_err(change_failed)?;
             }
             return Ok(Outcome::Return(address as i64));
         }
@@ -146,7 +159,7 @@ pub(super) fn remap(space: &mut Space, address: u64, old: u64, new: u64, flags: 
             return Err(Errno::ENOMEM.into());
         }
     }
-    let target = if flags & MREMAP_FIXED != 0 {
+    let target = if is_fixed {
         Some(span_of(to, new)?).filter(|target| target.intersection(from).is_none()).ok_or(Errno::EINVAL)?
     } else {
         space.find_gap(new, layout::MMAP_END).ok_or(Errno::ENOMEM)?
@@ -154,7 +167,7 @@ pub(super) fn remap(space: &mut Space, address: u64, old: u64, new: u64, flags: 
     let kept = Span::new(address, from.bytes().min(new)).ok_or(Errno::EINVAL)?;
     space.unmap(target).map_err(change_failed)?;
     if let Some(tail) = Span::new(target.start() + kept.bytes(), grown) {
-        space.map(tail, area.rights, fill_for(tail, false), Promise::Committed).map_err(change_failed)?;
+        space.map(tail, area.rights, fill_for(tail, false), area.promise).map_err(change_failed)?;
     }
     if let Err(error) = space.relocate(kept, target.start()) {
         space.unmap(target).map_err(change_failed)?;

@@ -171,15 +171,15 @@ impl Linux {
             WRITEV => self.writev(space, a, b, c),
             CLOSE => self.files.close(a),
             DUP => self.files.duplicate(a, 0),
-            DUP2 => self.files.duplicate_to(a, b, true),
-            DUP3 => self.files.duplicate_to(a, b, false),
-            FCNTL => self.files.control(a, b, c),
+            DUP2 => self.files.duplicate_to(a, b),
+            DUP3 => self.files.duplicate_to_other(a, b, int(c)),
+            FCNTL => self.files.control(a, int(b), c),
             LSEEK => self.files.seek(a),
             IOCTL => self.files.device_control(a),
             FSTAT => self.files.status(space, a, b),
-            NEWFSTATAT => self.files.status_at(space, a, b, c, d),
-            POLL => self.poll(space, deadline, a, b, i64::from(c as i32)),
-            PPOLL => self.ppoll(space, deadline, a, b, c),
+            NEWFSTATAT => self.files.status_at(space, a, b, c, int(d)),
+            POLL => self.poll(space, deadline, a, int(b), i64::from(c as i32)),
+            PPOLL => self.ppoll(space, deadline, a, int(b), c),
             OPEN | STAT | LSTAT | ACCESS | READLINK | CHDIR | MKDIR | UNLINK => files::no_such_path(space, a),
             OPENAT | FACCESSAT | FACCESSAT2 | READLINKAT | MKDIRAT | UNLINKAT => files::no_such_path(space, b),
             GETCWD => files::working_directory(space, a, b),
@@ -190,33 +190,34 @@ impl Linux {
             MUNMAP => memory::unmap(space, a, b),
             MREMAP => memory::remap(space, a, b, c, d, e),
             MPROTECT => memory::protect(space, a, b, c),
-            MADVISE => memory::advise(space, a, b, c),
+            MADVISE => memory::advise(space, a, b, int(c)),
 
-            CLOCK_GETTIME => self.clock.get(space, a, b),
-            CLOCK_GETRES => time::resolution(space, a, b),
+            CLOCK_GETTIME => self.clock.get(space, int(a), b),
+            CLOCK_GETRES => time::resolution(space, int(a), b),
             GETTIMEOFDAY => time::time_of_day(space, a),
             TIME => time::seconds(space, a),
             NANOSLEEP => self.clock.sleep(space, deadline, a),
-            CLOCK_NANOSLEEP => self.clock.sleep_on(space, deadline, a, b, c),
-            GETRANDOM => time::random(space, a, b, c),
+            CLOCK_NANOSLEEP => self.clock.sleep_on(space, deadline, int(a), int(b), c),
+            GETRANDOM => time::random(space, a, b, int(c)),
 
-            ARCH_PRCTL => process::thread_pointer(a, b),
-            PRCTL => process::control(a),
+            ARCH_PRCTL => process::thread_pointer(int(a), b),
+            PRCTL => process::control(int(a)),
             SET_TID_ADDRESS | GETTID | GETPID | GETPGRP => Ok(Outcome::Return(process::ID)),
             GETPPID => Ok(Outcome::Return(0)),
             GETUID | GETEUID | GETGID | GETEGID => Ok(Outcome::Return(process::USER)),
             SET_ROBUST_LIST | SCHED_YIELD => Ok(Outcome::Return(0)),
             RSEQ => Err(Errno::ENOSYS.into()), // Known, and optional to every C library.
-            PRLIMIT64 => self.process.limit(space, a, b, c, d),
-            GETRLIMIT => self.process.limit(space, 0, a, 0, b),
+            PRLIMIT64 => self.process.limit(space, a, int(b), c, d),
+            GETRLIMIT => self.process.limit(space, 0, int(a), 0, b),
             UNAME => process::name(space, a),
-            SCHED_GETAFFINITY => process::affinity(space, b, c),
+            SCHED_GETAFFINITY => process::affinity(space, int(b), c),
             SIGALTSTACK => self.process.alternate_stack(space, a, b),
-            RT_SIGACTION => self.process.action(space, a, b, c, d),
-            RT_SIGPROCMASK => self.process.mask(space, a, b, c, d),
-            KILL | TKILL => self.process.kill(a, b),
-            TGKILL => self.process.kill(b, c),
-            FUTEX => self.futex(space, deadline, a, b, c, d),
+            RT_SIGACTION => self.process.action(space, int(a), b, c, d),
+            RT_SIGPROCMASK => self.process.mask(space, int(a), b, c, d),
+            KILL => self.process.kill(a, int(b)),
+            TKILL => self.process.kill_thread(process::ID as u64, a, int(b)),
+            TGKILL => self.process.kill_thread(a, b, int(c)),
+            FUTEX => self.futex(space, deadline, a, int(b), c, d),
             WAIT4 => Err(Errno::ECHILD.into()),
             EXIT | EXIT_GROUP => Ok(Outcome::Exit((a & 0xff) as i32)),
             _ => {
@@ -242,6 +243,11 @@ impl Linux {
     pub(crate) fn refused_memory(&self) -> bool {
         self.refused_memory
     }
+}
+
+/// An argument that is an `int` in C: its upper half means nothing.
+fn int(argument: u64) -> u64 {
+    u64::from(argument as u32)
 }
 
 /// Copies a value of `N` bytes from the guest.

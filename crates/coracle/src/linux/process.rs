@@ -114,7 +114,7 @@ impl Process {
                 1 => before & !set,
                 2 => set,
                 _ => return Err(Errno::EINVAL.into()),
-            };
+            } & !(1 << (SIGKILL - 1) | 1 << (SIGSTOP - 1));
         }
         if old != 0 {
             store(space, old, &[before])?;
@@ -122,7 +122,18 @@ impl Process {
         DONE
     }
 
-    /// `kill`, `tkill`, `tgkill`: the guest may signal itself.
+    /// `tkill`, `tgkill`: there is one thread, and it may signal itself.
+    pub(super) fn kill_thread(&self, process: u64, thread: u64, signal: u64) -> Answer {
+        if process as i32 <= 0 || thread as i32 <= 0 {
+            return Err(Errno::EINVAL.into());
+        }
+        if i64::from(process as i32) != ID {
+            return Err(Errno::ESRCH.into());
+        }
+        self.kill(thread, signal)
+    }
+
+    /// `kill`: the guest may signal itself.
     pub(super) fn kill(&self, process: u64, signal: u64) -> Answer {
         // 0 is the process group of the guest, in which it is alone.
         if process as i32 != 0 && i64::from(process as i32) != ID {

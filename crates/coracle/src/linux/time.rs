@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use coracle_vm::Space;
+use coracle_vm::{Access, Space};
 
 use super::{Answer, DONE, Errno, Failure, Linux, Outcome, fetch, fetch_u64, store};
 use crate::deadline::Deadline;
@@ -107,12 +107,16 @@ pub(super) fn random(space: &mut Space, at: u64, bytes: u64, flags: u64) -> Answ
         return Err(Errno::EINVAL.into());
     }
     let wanted = bytes.min(RANDOM_MAX);
+    let reach = space.reach(at, wanted, Access::Write)?;
+    if reach == 0 && wanted > 0 {
+        return Err(Errno::EFAULT.into());
+    }
     let mut chunk = [0; 256];
     let mut done = 0;
-    while done < wanted {
-        let piece = &mut chunk[..(wanted - done).min(256) as usize];
+    while done < reach {
+        let piece = &mut chunk[..(reach - done).min(256) as usize];
         crate::entropy::fill(piece).map_err(|_| Errno::EIO)?;
-        space.write(at.checked_add(done).ok_or(Errno::EFAULT)?, piece)?;
+        space.write(at + done, piece)?;
         done += piece.len() as u64;
     }
     Ok(Outcome::Return(done as i64))
@@ -144,6 +148,9 @@ impl Linux {
         match operation & !flags {
             FUTEX_WAKE | FUTEX_WAKE_BITSET => DONE,
             wait @ (FUTEX_WAIT | FUTEX_WAIT_BITSET) => {
+                if !at.is_multiple_of(4) {
+                    return Err(Errno::EINVAL.into());
+                }
                 if u32::from_le_bytes(fetch(space, at)?) != value as u32 {
                     return Err(Errno::EAGAIN.into());
                 }

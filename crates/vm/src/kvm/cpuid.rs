@@ -10,6 +10,9 @@ use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 use crate::error::Error;
 
 /// Which processor a guest sees.
+///
+/// On a PVM host, where ring 3 runs natively, the `cpuid` instruction answers what the host's own processor does: there a
+/// template is checked against the host, but hides nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CpuTemplate {
@@ -103,6 +106,8 @@ const MASKED: &[(u32, &[Register])] = &[(1, &[Ecx, Edx]), (7, &[Ebx, Ecx, Edx]),
 
 /// x87, SSE, AVX: the extended state a guest may have.
 const XCR0: u64 = 7;
+/// Bytes that XSAVE needs for it: legacy area, header, upper halves of the YMM registers.
+const XSAVE_BYTES: u32 = 512 + 64 + 256;
 const AVX: (u32, u32) = (1, 28); // ECX of leaf 1.
 
 /// The leaves that a vendorless guest sees beside those of [`MASKED`].
@@ -111,8 +116,8 @@ const PORTABLE_LEAVES: &[u32] = &[0, 1, 7, 0xd, 0x8000_0000, 0x8000_0001, 0x8000
 /// Leaves that a guest with the host's processor does not see: KVM's own, performance counters, SGX, the extended
 /// topologies.
 fn is_hidden(leaf: u32) -> bool {
-    matches!(leaf, 0xa | 0xf | 0x10 | 0x12 | 0x14 | 0x17..=0x1e | 0x23.. ) && leaf < 0x8000_0000
-        || matches!(leaf, 0x8000_000a | 0x8000_001a..=0x8fff_ffff)
+    matches!(leaf, 0xa | 0xb | 0xf | 0x10 | 0x12 | 0x14 | 0x17..=0x1f | 0x23..) && leaf < 0x8000_0000
+        || matches!(leaf, 0x8000_000a | 0x8000_001a..)
 }
 
 fn register(entry: &mut kvm_cpuid_entry2, register: Register) -> &mut u32 {
@@ -157,7 +162,7 @@ fn add_native(supported: &mut Vec<kvm_cpuid_entry2>) {
     if xsave {
         // Sizes of the x87, SSE and AVX parts (Intel SDM volume 1, 13.2).
         let header = entry_mut(supported, 0xd, 0);
-        (header.eax, header.ebx, header.ecx, header.edx) = (XCR0 as u32, 0x340, 0x340, 0);
+        (header.eax, header.ebx, header.ecx, header.edx) = (XCR0 as u32, XSAVE_BYTES, XSAVE_BYTES, 0);
         let avx = entry_mut(supported, 0xd, 2);
         (avx.eax, avx.ebx, avx.ecx, avx.edx) = (0x100, 0x240, 0, 0);
     }
@@ -227,8 +232,9 @@ pub(super) fn apply(supported: &CpuId, template: CpuTemplate) -> Result<CpuId, E
                 }
             }
             (7, 0) => entry.eax = 0, // No sub-leaves: their features are not in the list.
-            (0xd, 0) => (entry.eax, entry.edx) = (XCR0 as u32, 0),
-            (0xd, 1) => entry.eax &= 1, // XSAVEOPT; no compaction, no supervisor state.
+            (0xd, 0) => (entry.eax, entry.ecx, entry.edx) = (XCR0 as u32, XSAVE_BYTES, 0),
+            // XSAVEOPT; no compaction, no supervisor state.
+            (0xd, 1) => (entry.eax, entry.ebx, entry.ecx, entry.edx) = (entry.eax & 1, 0, 0, 0),
             (0x8000_0000, _) if portable => {
                 (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0x8000_0008, 0, 0, 0);
             }
@@ -332,6 +338,10 @@ mod tests {
             assert!(!bit(&table, 1, Ecx, 5), "VMX");
             assert!(table.as_slice().iter().all(|entry| entry.function != 0xd || entry.index <= 2));
             assert!(table.as_slice().iter().all(|entry| entry.function != 0x4000_0000), "KVM's own leaves");
+            let state =
+                |index| table.as_slice().iter().find(move |entry| (entry.function, entry.index) == (0xd, index));
+            assert_eq!(state(0).map(|entry| (entry.eax, entry.ecx, entry.edx)), Some((7, 832, 0)));
+            assert_eq!(state(1).map(|entry| (entry.eax, entry.ebx, entry.ecx, entry.edx)), Some((1, 0, 0, 0)));
         }
     }
 

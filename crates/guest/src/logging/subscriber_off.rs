@@ -1,0 +1,3 @@
+//! The twin of `subscriber.rs` for programs without the feature `tracing`: nothing.
+
+pub(super) fn install() {}

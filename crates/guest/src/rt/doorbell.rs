@@ -1,0 +1,16 @@
+//! Ringing the doorbell.
+#![allow(unsafe_code)] // Calls code that the host put there.
+
+use core::arch::asm;
+
+use super::boot::Boot;
+
+/// Hands over to the host, which answers in shared memory. Returns when it has.
+#[inline]
+pub(crate) fn ring(boot: Boot) {
+    let doorbell = boot.info().doorbell;
+    // SAFETY: the host put code there that returns, and changes RAX, shared memory and nothing else. The block may use
+    // the stack, so the compiler keeps nothing below the stack pointer; and it may change memory, so nothing that was
+    // read from shared memory is remembered.
+    unsafe { asm!("call {}", in(reg) doorbell, out("rax") _) }
+}

@@ -1,0 +1,9 @@
+//! Panics.
+#![no_main]
+
+coracle_guest::main!();
+
+#[coracle_guest::function]
+fn go() {
+    panic!("on purpose");
+}

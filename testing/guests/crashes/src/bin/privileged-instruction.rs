@@ -1,0 +1,10 @@
+//! Stops the processor, as if it were an operating system.
+#![no_main]
+
+coracle_guest::main!();
+
+#[coracle_guest::function]
+fn go() {
+    // SAFETY: no memory is touched; the instruction is the crash.
+    unsafe { std::arch::asm!("hlt") };
+}
