@@ -1,18 +1,12 @@
 //! Sandboxes and calls, beside what plain KVM takes for the same. Names are the field's.
 //!
-//! `cargo xtask bench` runs this and prints the ratios: on a shared machine only figures of one run compare.
+//! `cargo xtask bench` runs this, and then what compares them in turn: on a shared machine only that means anything.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use coracle::{Image, Sandbox};
-use coracle_artifacts::{ECHO, HELLO};
-use coracle_bench::raw;
+use coracle_bench::{raw, workload};
 use criterion::{Bencher, Criterion, criterion_group, criterion_main};
-
-/// Guest heaps, as the field names them.
-const HEAPS: [(&str, u64); 4] =
-    [("default", 128 << 10), ("small", 8 << 20), ("medium", 64 << 20), ("large", 256 << 20)];
 
 /// Times `make` without the drop of what it made.
 fn without_drop<T>(bencher: &mut Bencher<'_>, mut make: impl FnMut() -> T) {
@@ -28,19 +22,6 @@ fn without_drop<T>(bencher: &mut Bencher<'_>, mut make: impl FnMut() -> T) {
     });
 }
 
-fn image() -> Image {
-    Image::from_path(ECHO.path()).expect("the echo guest is an image")
-}
-
-fn sandbox(image: &Image, heap_bytes: u64) -> Sandbox {
-    Sandbox::builder(image)
-        .heap_bytes(heap_bytes)
-        .host_fn("greet", |name: String| Ok::<_, String>(name))
-        .host_fn("host_add", |(a, b): (i32, i32)| Ok::<_, String>(a.wrapping_add(b)))
-        .build()
-        .expect("the echo guest boots")
-}
-
 fn raw_kvm(c: &mut Criterion) {
     let host = raw::Host::new();
     let mut group = c.benchmark_group("raw");
@@ -50,28 +31,25 @@ fn raw_kvm(c: &mut Criterion) {
 }
 
 fn create(c: &mut Criterion) {
-    let image = image();
+    let image = workload::echo_image();
     let mut group = c.benchmark_group("sandboxes");
-    for (name, heap) in HEAPS {
-        group.bench_function(format!("create_initialized/{name}"), |b| without_drop(b, || sandbox(&image, heap)));
-    }
-    for (name, heap) in HEAPS {
-        group.bench_function(format!("create_initialized_and_drop/{name}"), |b| b.iter(|| sandbox(&image, heap)));
-    }
-    // The guest of the examples: fewer functions, the same SDK.
-    let hello = Image::from_path(HELLO.path()).expect("the hello guest is an image");
-    group.bench_function("create_initialized/hello", |b| {
-        without_drop(b, || {
-            let builder =
-                Sandbox::builder(&hello).host_fn("time_of_day", |(): ()| Ok::<_, String>("morning".to_owned()));
-            builder.build().expect("the hello guest boots")
+    for (name, heap) in workload::HEAPS {
+        group.bench_function(format!("create_initialized/{name}"), |b| {
+            without_drop(b, || workload::sandbox(&image, heap))
         });
-    });
+    }
+    for (name, heap) in workload::HEAPS {
+        group.bench_function(format!("create_initialized_and_drop/{name}"), |b| {
+            b.iter(|| workload::sandbox(&image, heap))
+        });
+    }
+    let hello = workload::hello_image();
+    group.bench_function("create_initialized/hello", |b| without_drop(b, || workload::sandbox(&hello, 8 << 20)));
 }
 
 fn calls(c: &mut Criterion) {
-    let image = image();
-    let mut sandbox = sandbox(&image, 8 << 20);
+    let image = workload::echo_image();
+    let mut sandbox = workload::sandbox(&image, 8 << 20);
     let mut group = c.benchmark_group("guest_calls");
     group.bench_function("call/by_name", |b| {
         b.iter(|| sandbox.call::<String>("echo", black_box("hello\n")).expect("echo answers"));

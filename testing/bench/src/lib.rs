@@ -1,3 +1,4 @@
-//! The physical limit that the benchmarks compare with: the same ioctls, and nothing of the library.
+//! What the benchmarks share, and the physical limit that they compare with.
 
 pub mod raw;
+pub mod workload;

@@ -1,0 +1,42 @@
+//! What is measured: the same sandboxes for the criterion benchmarks and for the ratios.
+
+use coracle::{Builder, Image, Sandbox};
+use coracle_artifacts::{ECHO, HELLO};
+
+/// Guest heaps, as the field names them.
+pub const HEAPS: [(&str, u64); 4] =
+    [("default", 128 << 10), ("small", 8 << 20), ("medium", 64 << 20), ("large", 256 << 20)];
+
+/// The guest with functions of all kinds.
+///
+/// # Panics
+/// When it does not build.
+#[expect(clippy::expect_used, reason = "a benchmark without its guest has nothing to do")]
+pub fn echo_image() -> Image {
+    Image::from_path(ECHO.path()).expect("the echo guest is an image")
+}
+
+/// The guest of the examples: few functions, the same SDK.
+///
+/// # Panics
+/// When it does not build.
+#[expect(clippy::expect_used, reason = "a benchmark without its guest has nothing to do")]
+pub fn hello_image() -> Image {
+    Image::from_path(HELLO.path()).expect("the hello guest is an image")
+}
+
+fn with_host_functions(image: &Image) -> Builder {
+    Sandbox::builder(image)
+        .host_fn("greet", |name: String| Ok::<_, String>(name))
+        .host_fn("host_add", |(a, b): (i32, i32)| Ok::<_, String>(a.wrapping_add(b)))
+        .host_fn("time_of_day", |(): ()| Ok::<_, String>("morning".to_owned()))
+}
+
+/// A sandbox that is ready, with a heap of this size.
+///
+/// # Panics
+/// Without KVM.
+#[expect(clippy::expect_used, reason = "a benchmark without its guest has nothing to do")]
+pub fn sandbox(image: &Image, heap_bytes: u64) -> Sandbox {
+    with_host_functions(image).heap_bytes(heap_bytes).build().expect("the guest boots")
+}
