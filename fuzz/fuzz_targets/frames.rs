@@ -142,7 +142,7 @@ fuzz_target!(|bytes: &[u8]| {
         Ok(sandbox) => sandbox,
         Err(error) => return stopped(&error),
     };
-    for round in 0..5 {
+    for round in 0..5_u8 {
         assert_eq!(sandbox.status(), Status::Ready);
         match sandbox.call::<Vec<u8>>("go", vec![round; 3]) {
             Ok(_) => {}

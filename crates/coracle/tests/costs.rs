@@ -62,8 +62,8 @@ fn a_guest_writes_few_pages_before_it_is_ready() {
             return;
         }
         let pages = |guest| builder(guest).build().unwrap().stats().pages_written_at_start.unwrap();
-        assert!(!guest_is_musl(HELLO) || pages(HELLO) <= 48, "{}", pages(HELLO));
-        assert!(pages(ECHO_NOSTD) <= 16, "{}", pages(ECHO_NOSTD));
+        assert!(!guest_is_musl(HELLO) || pages(HELLO) <= 12, "{}", pages(HELLO));
+        assert!(pages(ECHO_NOSTD) <= 8, "{}", pages(ECHO_NOSTD));
     });
 }
 
@@ -75,7 +75,7 @@ fn a_guest_executes_few_instructions() {
         }
         let mut config = Config::default();
         config.count_instructions = true;
-        for (guest, start_limit) in [(ECHO, 60_000), (ECHO_NOSTD, 20_000)] {
+        for (guest, start_limit) in [(ECHO, 20_000), (ECHO_NOSTD, 4_000)] {
             let mut sandbox = builder(guest).config(config.clone()).build().unwrap();
             let start = sandbox.stats().guest_instructions.unwrap();
             assert!(start > 0 && (!guest_is_musl(guest) || start <= start_limit), "{guest:?}: {start} until ready");
@@ -83,7 +83,7 @@ fn a_guest_executes_few_instructions() {
             let before = sandbox.stats().guest_instructions.unwrap();
             sandbox.call::<String>("echo", "hello\n").unwrap();
             let echo = sandbox.stats().guest_instructions.unwrap() - before;
-            assert!((1..=2_000).contains(&echo), "{guest:?}: {echo} for an echo");
+            assert!((1..=1_200).contains(&echo), "{guest:?}: {echo} for an echo");
         }
     });
 }

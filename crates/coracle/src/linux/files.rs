@@ -284,12 +284,10 @@ impl Linux {
             store(space, entry_at, &[entry & 0xffff_ffff_ffff | u64::from(found) << 48])?;
         }
         if ready == 0 && timeout_ms != 0 {
-            let wait = u64::try_from(timeout_ms).ok().map(std::time::Duration::from_millis);
-            return match (deadline.sleep(wait), wait) {
-                (false, _) => Ok(Outcome::TimedOut),
-                (true, None) => Ok(Outcome::Deadlock),
-                (true, Some(_)) => DONE,
-            };
+            // A negative timeout is none, and nothing will ever be ready.
+            let Ok(wait) = u64::try_from(timeout_ms) else { return Ok(Outcome::Deadlock) };
+            let slept = deadline.sleep(Some(std::time::Duration::from_millis(wait)));
+            return if slept { DONE } else { Ok(Outcome::TimedOut) };
         }
         count(ready)
     }
