@@ -13,7 +13,8 @@
 //!
 //! ## Log records
 //! A record's payload is the `postcard` encoding of
-//! `(level: u8, target: &str, message: &str, fields: [(&str, &str)])`, level 1 error … 5 trace.
+//! `(level: u8, target: &str, message: &str, fields: [(&str, &str)])`, level 1 error … 5 trace. Here and in a panic's
+//! payload a length may be written with more bytes than it needs: the guest leaves room for it before the text is there.
 
 /// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
