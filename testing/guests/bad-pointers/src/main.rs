@@ -20,35 +20,35 @@ fn system_call(number: u64, arguments: [u64; 6]) -> i64 {
 
 /// Number, and which arguments are pointers.
 const CALLS: &[(u64, &[usize])] = &[
-    (0, &[1]),            // read
-    (1, &[1]),            // write
-    (2, &[0]),            // open
-    (4, &[0, 1]),         // stat
-    (5, &[1]),            // fstat
-    (7, &[0]),            // poll
-    (13, &[1, 2]),        // rt_sigaction
-    (14, &[1, 2]),        // rt_sigprocmask
-    (16, &[2]),           // ioctl
-    (19, &[1]),           // readv
-    (20, &[1]),           // writev
-    (35, &[0]),           // nanosleep
-    (63, &[0]),           // uname
-    (79, &[0]),           // getcwd
-    (89, &[0, 1]),        // readlink
-    (96, &[0]),           // gettimeofday
-    (97, &[1]),           // getrlimit
-    (131, &[0, 1]),       // sigaltstack
-    (201, &[0]),          // time
-    (202, &[0, 3]),       // futex
-    (204, &[2]),          // sched_getaffinity
-    (228, &[1]),          // clock_gettime
-    (229, &[1]),          // clock_getres
-    (230, &[2, 3]),       // clock_nanosleep
-    (257, &[1]),          // openat
-    (262, &[1, 2]),       // newfstatat
-    (271, &[0, 2]),       // ppoll
-    (302, &[2, 3]),       // prlimit64
-    (318, &[0]),          // getrandom
+    (0, &[1]),      // read
+    (1, &[1]),      // write
+    (2, &[0]),      // open
+    (4, &[0, 1]),   // stat
+    (5, &[1]),      // fstat
+    (7, &[0]),      // poll
+    (13, &[1, 2]),  // rt_sigaction
+    (14, &[1, 2]),  // rt_sigprocmask
+    (16, &[2]),     // ioctl
+    (19, &[1]),     // readv
+    (20, &[1]),     // writev
+    (35, &[0]),     // nanosleep
+    (63, &[0]),     // uname
+    (79, &[0]),     // getcwd
+    (89, &[0, 1]),  // readlink
+    (96, &[0]),     // gettimeofday
+    (97, &[1]),     // getrlimit
+    (131, &[0, 1]), // sigaltstack
+    (201, &[0]),    // time
+    (202, &[0, 3]), // futex
+    (204, &[2]),    // sched_getaffinity
+    (228, &[1]),    // clock_gettime
+    (229, &[1]),    // clock_getres
+    (230, &[2, 3]), // clock_nanosleep
+    (257, &[1]),    // openat
+    (262, &[1, 2]), // newfstatat
+    (271, &[0, 2]), // ppoll
+    (302, &[2, 3]), // prlimit64
+    (318, &[0]),    // getrandom
 ];
 
 /// Calls that only take addresses as ranges to change: never with the program's own pages.
@@ -112,7 +112,10 @@ fn main() {
         }
     }
     // Every number there is, with nonsense.
-    for number in (0..600).chain([1 << 20, 1 << 31, 1 << 62, u64::MAX]).filter(|number| !matches!(number, 60 | 231 | 9..=12 | 25 | 271)) {
+    for number in (0..600)
+        .chain([1 << 20, 1 << 31, 1 << 62, u64::MAX])
+        .filter(|number| !matches!(number, 60 | 231 | 9..=12 | 25 | 271))
+    {
         system_call(number, [0; 6]);
         system_call(number, [u64::MAX; 6]);
         made += 2;
