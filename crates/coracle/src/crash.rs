@@ -1,6 +1,6 @@
 //! What went wrong in a guest: from a trap to a plain cause.
 //!
-//! [`Cause::of`] is a pure function of what the processor said and of what the host knows of the address. The guest
+//! `Cause::of` is a pure function of what the processor said and of what the host knows of the address. The guest
 //! has no say in it, except where noted: that an abort was about memory is the guest's own claim.
 
 use std::fmt;
