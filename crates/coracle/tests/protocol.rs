@@ -1,6 +1,8 @@
 //! A guest that does not keep to the protocol, played by a script: no KVM needed.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::time::Duration;
+
 use coracle::fake::{FakeGuest, Step};
 use coracle::{Cause, ErrorKind, Sandbox, Status};
 use coracle_abi::frame::{Header, Kind};
@@ -9,7 +11,8 @@ use coracle_testing::patiently;
 use coracle_vm::Exit;
 
 fn sandbox(guest: &FakeGuest) -> Sandbox {
-    let builder = Sandbox::builder(&guest.image()).backend(guest.backend());
+    // A script that never answers is stopped, too.
+    let builder = Sandbox::builder(&guest.image()).backend(guest.backend()).timeout(Duration::from_secs(10));
     builder.host_fn("twice", |n: u32| n.checked_mul(2).ok_or("too large")).build().unwrap()
 }
 
@@ -63,7 +66,8 @@ fn a_result_of_another_type_is_refused() {
 
 #[test]
 fn a_reply_wanted_elsewhere_is_refused() {
-    for reply_at in [1, 7, 0x4_0000, 0xffff_fff8, u32::MAX] {
+    // The buffer is 256 KiB and a header, in whole pages: 0x4_1000 bytes.
+    for reply_at in [1, 7, 0x4_0fe0, 0x4_0ff8, 0x4_1000, 0xffff_fff8, u32::MAX] {
         violates(Header { reply_at, ..first(Kind::HostCall) }, b"");
     }
 }
@@ -122,7 +126,7 @@ fn a_guest_that_only_flushes_is_stopped_by_the_deadline() {
     patiently(|| {
         let guest = leaves(first(Kind::Flush), b"");
         let builder = Sandbox::builder(&guest.image()).backend(guest.backend());
-        let mut sandbox = builder.timeout(std::time::Duration::from_millis(50)).build().unwrap();
+        let mut sandbox = builder.timeout(Duration::from_millis(50)).build().unwrap();
         assert_eq!(sandbox.call::<u32>("go", ()).unwrap_err().kind(), ErrorKind::TimedOut);
     });
 }

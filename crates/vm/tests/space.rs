@@ -164,22 +164,24 @@ fn audit(space: &Space, model: &Model, limit: u64) {
     let in_use = tables + leaves.len() as u64;
     assert_eq!(space.frames_in_use(), in_use, "frames without an owner");
     assert!(in_use <= limit);
-    // What is promised is there: all committed pages, and a table for each of those that lacks one.
-    let mut needed =
-        model.committed() + loose + tables + (leaves.range(map::CONTROL_START..map::WINDOW_END).count() as u64);
+    // What is promised can be given: the pages, and the tables that they lack. For these one page in 512 is set aside,
+    // which is enough because no area lacks those of its ends.
+    let fixed = tables + leaves.range(map::CONTROL_START..map::WINDOW_END).count() as u64;
+    let exists = |page| matches!(walk(space.memory(), Space::ROOT, VirtualAddress(page)), Ok(Walk::Entry(_)));
+    for (start, end, ..) in areas.iter().filter(|(.., promise)| *promise == Promise::Committed) {
+        assert!(exists(*start) && exists(end - PAGE_BYTES), "an end of {start:#x}..{end:#x} has no table");
+    }
     let mut missing = HashSet::new();
     for (at, _) in model.0.iter().filter(|(_, page)| page.promise == Promise::Committed) {
         if let Walk::MissingUntil(end) = walk(space.memory(), Space::ROOT, VirtualAddress(*at)).unwrap() {
-            let missing_from =
-                [21, 30, 39].into_iter().find(|bits| (at >> bits) + 1 == end >> bits && end % (1 << bits) == 0);
-            missing.extend(
-                [21, 30, 39].into_iter().filter(|bits| Some(*bits) <= missing_from).map(|bits| (bits, at >> bits)),
-            );
+            let from = [21, 30, 39].into_iter().find(|bits| (at >> bits) + 1 == end >> bits && end % (1 << bits) == 0);
+            missing.extend([21, 30, 39].into_iter().filter(|bits| Some(*bits) <= from).map(|bits| (bits, at >> bits)));
         }
     }
-    needed += missing.len() as u64;
+    let needed = model.committed() + missing.len() as u64 + loose + fixed;
     assert!(needed <= limit, "{needed} frames are promised and there are {limit}");
-    assert!(space.free_pages() + needed <= limit);
+    let room = limit.saturating_sub(fixed + loose + 6);
+    assert_eq!(space.free_pages(), (room - room.div_ceil(512)).saturating_sub(model.committed()));
 }
 
 #[derive(Clone, Debug)]
@@ -300,9 +302,9 @@ fn take(space: &mut Space, model: &mut Model, step: &Step) {
         }
         Step::Relocate(at, pages, to) => {
             let Some(from) = Span::new(at, pages * PAGE_BYTES) else { return };
+            let result = space.relocate(from, to);
             let to = Span::new(to, from.bytes()).filter(|to| to.intersection(from).is_none());
             let is_one = model.is_whole(from) && model.range(from).all(|page| page.joins(&model.0[&at]));
-            let result = space.relocate(from, to.map_or(0, Span::start));
             let want = match to {
                 None => Err(SpaceError::NotMapped),
                 Some(to) if model.is_sealed(from) || model.is_sealed(to) => Err(SpaceError::Sealed),
@@ -429,17 +431,17 @@ fn check(limit: u64, cases: u32) {
 
 #[test]
 fn a_large_space_does_what_the_model_says() {
-    check(1 << 16, 48);
+    check(1 << 16, 32);
 }
 
 #[test]
 fn a_small_space_does_what_the_model_says() {
-    check(256, 48);
+    check(256, 32);
 }
 
 #[test]
 fn a_space_of_middling_size_does_what_the_model_says() {
-    check(1200, 48);
+    check(1200, 32);
 }
 
 #[test]
@@ -456,6 +458,8 @@ fn all_of_a_mebibyte_can_be_promised_and_had() {
         assert_eq!(result.is_ok(), rights.is_none());
     }
     assert_eq!(space.frames_in_use(), before);
+    // In place of what there was there is room.
+    space.map(span(0x40_0000, free), Rights::RW, Fill::Up, Promise::Committed).unwrap();
     space.write(0x40_0000, &vec![7; (free * PAGE_BYTES) as usize]).unwrap();
     space.unmap(span(0x40_0000, free)).unwrap();
     // The tables stay.
@@ -475,17 +479,64 @@ fn a_memory_too_small_for_the_control_pages_is_refused() {
 /// A guest that takes all it can get without a promise cannot break the one made before.
 #[test]
 fn uncommitted_pages_do_not_eat_committed_ones() {
-    let mut space = space(1024);
-    let promised = span(0x40_0000, 600);
-    space.map(promised, Rights::RW, Fill::Up, Promise::Committed).unwrap();
-    let reserved = span(0x1_0000_0000, 1 << 20);
-    space.map(reserved, Rights::RW, Fill::Up, Promise::Uncommitted).unwrap();
-    let mut taken = 0;
-    while space.fault(reserved.start() + taken * 77 * PAGE_BYTES, Access::Write).unwrap() == Fault::Resolved {
-        taken += 1;
+    for (pages, stride) in (600..606).flat_map(|pages| [(pages, 77 * PAGE_BYTES), (pages, 0x8012_3000)]) {
+        let mut space = space(1024);
+        let promised = span(0x40_0000, pages);
+        space.map(promised, Rights::RW, Fill::Up, Promise::Committed).unwrap();
+        let reserved = span(0x1_0000_0000, 1 << 30);
+        space.map(reserved, Rights::RW, Fill::Up, Promise::Uncommitted).unwrap();
+        let mut taken = 0;
+        while space.fault(reserved.start() + taken * stride, Access::Write).unwrap() == Fault::Resolved {
+            taken += 1;
+        }
+        assert!(taken > 20, "{taken}");
+        space.write(promised.start(), &vec![1; promised.bytes() as usize]).unwrap();
     }
-    assert!(taken > 20, "{taken}");
-    space.write(promised.start(), &vec![1; 600 * PAGE_BYTES as usize]).unwrap();
+}
+
+#[test]
+fn a_page_that_is_promised_late_is_counted_once() {
+    let mut space = space(1024);
+    let pages = span(0x40_0000, 8);
+    space.map(pages, Rights::RW, Fill::Now, Promise::Uncommitted).unwrap();
+    space.unmap(pages).unwrap();
+    let free = space.free_pages();
+    for rights in [Rights::R, Rights::RW, Rights::RX] {
+        space.map(pages, Rights::RW, Fill::Now, Promise::Uncommitted).unwrap();
+        assert_eq!(space.free_pages(), free - 8);
+        space.protect(pages, Rights::NONE).unwrap();
+        space.protect(pages, rights).unwrap();
+        assert_eq!(space.free_pages(), free - 8);
+        space.unmap(pages).unwrap();
+        assert_eq!(space.free_pages(), free);
+    }
+}
+
+/// Nor does moving the promised pages about, which takes new tables each time.
+#[test]
+fn moving_a_promise_does_not_break_it() {
+    for spare in 0..14 {
+        let mut space = space(2048);
+        let mut promised = span(0x1f_0000, space.free_pages() - spare);
+        space.map(promised, Rights::RW, Fill::Up, Promise::Committed).unwrap();
+        for n in 1..100 {
+            let to = n * 0x80_4000_0000 + 0x1f_0000;
+            // Most of it: what is left behind has an end more.
+            let part = Span::new(promised.start() + 0x10_0000, promised.bytes() - 0x20_0000).unwrap();
+            match space.relocate(part, to) {
+                Ok(()) => promised = Span::new(to, part.bytes()).unwrap(),
+                Err(SpaceError::NoMemory) => break,
+                Err(error) => panic!("{error}"),
+            }
+            if promised.bytes() < 0x40_0000 {
+                break;
+            }
+        }
+        let all: Vec<Span> = space.areas().map(|area| area.span).collect();
+        for area in all {
+            space.write(area.start(), &vec![1; area.bytes() as usize]).unwrap();
+        }
+    }
 }
 
 /// The tables that scattered pages need are part of the promise.
