@@ -30,8 +30,9 @@ pub struct BootInfo {
     pub abi_version: u32,
     /// Zero.
     pub reserved: u32,
-    /// Address of the doorbell: `extern "C" fn()`. It returns when the host has answered. It changes no register
-    /// but RAX, and all of shared memory.
+    /// Address of the doorbell: `extern "C" fn()`. It returns when the host has answered, with shared memory changed. It
+    /// may change every register that a C function may, and leaves all vector and x87 registers and their control words
+    /// as they are when a program starts.
     pub doorbell: u64,
     /// Where the host leaves frames for the guest.
     pub inbound: Region,

@@ -20,6 +20,7 @@ use crate::linux::{SystemCall, Tracer};
 use crate::log;
 use crate::machine::{Machine, Program, Stop};
 use crate::sandbox::Sandbox;
+use crate::snapshot::Snapshot;
 use crate::stats::Stats;
 use crate::stream::{Input, Output, Streams};
 use crate::transport::Transport;
@@ -39,6 +40,7 @@ pub struct Ended {
 #[must_use = "a builder does nothing until build or run is called"]
 pub struct Builder {
     image: Image,
+    snapshot: Option<Snapshot>,
     config: Config,
     backend: Option<Arc<dyn Backend>>,
     args: Vec<String>,
@@ -53,6 +55,7 @@ impl Builder {
     pub(crate) fn new(image: &Image) -> Self {
         Self {
             image: image.clone(),
+            snapshot: None,
             config: Config::default(),
             backend: None,
             args: vec![image.name().unwrap_or("guest").to_owned()],
@@ -61,6 +64,17 @@ impl Builder {
             streams: Streams::default(),
             tracer: None,
             host_functions: HostFunctions::default(),
+        }
+    }
+
+    pub(crate) fn from_snapshot(snapshot: &Snapshot) -> Self {
+        let state = &*snapshot.0;
+        Self {
+            snapshot: Some(snapshot.clone()),
+            config: state.config.clone(),
+            backend: Some(Arc::clone(&state.backend)),
+            host_functions: state.host_functions.clone(),
+            ..Self::new(&state.image)
         }
     }
 
@@ -185,6 +199,9 @@ impl Builder {
     ///   the image, the host functions or the memory do not fit.
     /// - [`ErrorKind::GuestStopped`], [`ErrorKind::TimedOut`] when the guest did not get ready.
     pub fn build(self) -> Result<Sandbox, Error> {
+        if let Some(snapshot) = self.snapshot.clone() {
+            return self.spawn(&snapshot);
+        }
         let Some(interface) = Interface::of(&self.image)? else {
             let message = "the image is an ordinary program, not a Coracle guest: build it with the coracle-guest SDK to \
                            call its functions, or run it whole";
@@ -192,11 +209,12 @@ impl Builder {
         };
         interface.check_version()?;
         self.host_functions.check(&interface)?;
-        let (host_functions, timeout) = (self.host_functions.clone(), self.config.timeout);
-        let (machine, layout) = self.load(true)?;
+        let backend = self.chosen_backend()?;
+        let (host_functions, config) = (self.host_functions.clone(), self.config.clone());
+        let (machine, layout) = self.load(&*backend, true)?;
         let Some(layout) = layout else { return Err(Error::new(ErrorKind::Host, "a guest without a transport area")) };
         let transport = Transport::new(&machine.space, &layout)?;
-        Sandbox::boot(machine, transport, &interface, host_functions, timeout)
+        Sandbox::boot(machine, transport, interface, host_functions, config, backend)
     }
 
     /// Runs the image as an ordinary Linux program, to its end.
@@ -205,7 +223,8 @@ impl Builder {
     /// As [`Builder::build`]; [`ErrorKind::GuestStopped`] when the program crashed or ended itself by a signal.
     pub fn run(self) -> Result<Ended, Error> {
         let timeout = self.config.timeout;
-        let (mut machine, _) = self.load(false)?;
+        let backend = self.chosen_backend()?;
+        let (mut machine, _) = self.load(&*backend, false)?;
         let deadline = match timeout {
             Some(timeout) => Deadline::after(timeout, machine.vcpu.kicker()),
             None => Deadline::never(),
@@ -225,14 +244,28 @@ impl Builder {
         }
     }
 
-    fn load(self, is_guest: bool) -> Result<(Machine, Option<crate::layout::GuestLayout>), Error> {
-        let backend: Arc<dyn Backend> = match self.backend {
-            Some(backend) => backend,
-            None => Arc::new(Kvm::open(self.config.cpu)?),
-        };
+    fn spawn(self, snapshot: &Snapshot) -> Result<Sandbox, Error> {
+        self.host_functions.check(&snapshot.0.interface)?;
+        let backend = self.chosen_backend()?;
+        let machine = Machine::spawn(&self.config, &*backend, snapshot, self.streams, self.tracer)?;
+        Ok(Sandbox::spawned(machine, snapshot, self.host_functions, self.config, backend))
+    }
+
+    fn chosen_backend(&self) -> Result<Arc<dyn Backend>, Error> {
+        match &self.backend {
+            Some(backend) => Ok(Arc::clone(backend)),
+            None => Ok(Arc::new(Kvm::open(self.config.cpu)?)),
+        }
+    }
+
+    fn load(
+        self,
+        backend: &dyn Backend,
+        is_guest: bool,
+    ) -> Result<(Machine, Option<crate::layout::GuestLayout>), Error> {
         Machine::load(Program {
             config: &self.config,
-            backend: &*backend,
+            backend,
             image: &self.image,
             is_guest,
             args: &self.args,

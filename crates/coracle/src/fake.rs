@@ -132,7 +132,7 @@ impl FakeGuest {
     /// The backend that plays this guest.
     pub fn backend(&self) -> Fake {
         let guest = self.clone();
-        Fake::new(move || Player { guest: guest.clone(), waiting: None, booted: false, correlation: 0 })
+        Fake::new(move || Player { guest: guest.clone(), waiting: None, correlation: 0 })
     }
 }
 
@@ -140,7 +140,6 @@ impl FakeGuest {
 struct Player {
     guest: FakeGuest,
     waiting: Option<Then>,
-    booted: bool,
     correlation: u64,
 }
 
@@ -153,8 +152,14 @@ impl Program for Player {
         let inbound = place(cpu, core::mem::offset_of!(BootInfo, inbound));
         let outbound = place(cpu, core::mem::offset_of!(BootInfo, outbound));
         let (Some(inbound), Some(outbound)) = (inbound, outbound) else { return Exit::Shutdown };
-        if !self.booted {
-            self.booted = true;
+        // What it remembers is in its memory, so that restoring and spawning work: one byte at the start of the heap.
+        let heap = place(cpu, core::mem::offset_of!(BootInfo, heap)).unwrap_or_default();
+        let mut booted = [0];
+        if !cpu.read(heap, &mut booted) {
+            return Exit::Shutdown;
+        }
+        if booted == [0] {
+            cpu.write(heap, &[1]);
             let keys = self.guest.functions.iter().flat_map(|(text, _)| signature::hash(text).to_le_bytes()).collect();
             return leave(cpu, outbound, Header::new(Kind::Ready), keys);
         }

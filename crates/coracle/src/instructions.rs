@@ -43,6 +43,10 @@ impl Vcpu for Counting {
         self.vcpu.set_registers(&Registers { rflags: registers.rflags | TRAP_FLAG, ..*registers });
     }
 
+    fn is_parked(&self) -> bool {
+        self.vcpu.is_parked()
+    }
+
     fn finish_syscall(&mut self, result: i64) {
         self.vcpu.finish_syscall(result);
     }

@@ -20,6 +20,7 @@ use crate::image::Image;
 use crate::instructions::Counting;
 use crate::layout::{GuestLayout, Layout};
 use crate::linux::{Linux, Outcome, Tracer};
+use crate::snapshot::{self, Snapshot};
 use crate::stack::{InitialStack, Start};
 use crate::stats::Stats;
 use crate::stream::Streams;
@@ -56,8 +57,8 @@ pub(crate) struct Machine {
     pub(crate) space: Space,
     pub(crate) vcpu: Box<dyn Vcpu>,
     pub(crate) linux: Linux,
-    image: Image,
-    stack: Span,
+    pub(crate) image: Image,
+    pub(crate) stack: Span,
 }
 
 /// Pages besides the image that every program touches before its first exit: control pages, page tables, stack.
@@ -70,12 +71,7 @@ impl Machine {
         let Program { config, backend, image, .. } = program;
         config.check()?;
         let layout = Layout::new(config, image, program.is_guest, program.init_data.len() as u64)?;
-        let size = coracle_abi::PageBytes::round_up(config.memory_bytes).unwrap_or_default();
-        let memory = GuestMemory::reserve(size).map_err(|error| {
-            let message =
-                format!("cannot reserve {} bytes of address space for the guest's memory", config.memory_bytes);
-            Error::new(ErrorKind::Host, message).with_source(error)
-        })?;
+        let memory = reserve(config)?;
         let parts = Parts { root: Space::ROOT, exception_stack: Space::EXCEPTION_STACK };
         let (vm, vcpu) = backend.create(&parts)?;
         let mut space = Space::new(memory, vm, &backend.control_pages())?;
@@ -111,6 +107,30 @@ impl Machine {
         Ok((Self { space, vcpu, linux, image: image.clone(), stack: layout.stack }, layout.guest))
     }
 
+    /// Makes a virtual machine in a snapshot's state.
+    pub(crate) fn spawn(
+        config: &Config,
+        backend: &dyn Backend,
+        snapshot: &Snapshot,
+        streams: Streams,
+        tracer: Option<Tracer>,
+    ) -> Result<Self, Error> {
+        config.check()?;
+        snapshot.check_memory(config.memory_bytes)?;
+        let state = &*snapshot.0;
+        let memory = reserve(config)?;
+        let parts = Parts { root: Space::ROOT, exception_stack: Space::EXCEPTION_STACK };
+        let (vm, vcpu) = backend.create(&parts)?;
+        let pages: Vec<u32> = state.pages.numbers().collect();
+        let mut space = Space::from_state(memory, vm, &state.space, &pages, |page| state.content(page))?;
+        snapshot::renew(&mut space)?;
+        let mut vcpu = if config.count_instructions { Counting::wrap(vcpu) } else { vcpu };
+        vcpu.set_registers(&state.registers);
+        let mut linux = Linux::new(0, 0, state.stack.bytes(), streams, tracer);
+        linux.restore(&state.linux, state.age);
+        Ok(Self { space, vcpu, linux, image: state.image.clone(), stack: state.stack })
+    }
+
     /// Enters the guest until it hands over or stops.
     ///
     /// # Errors
@@ -130,6 +150,7 @@ impl Machine {
                     }
                 }
                 Exit::Interrupted => {}
+                Exit::LogFull => self.space.empty_log()?,
                 Exit::Shutdown => return Ok(Stop::Crashed(Box::new(self.report(None, Some(Cause::Shutdown))))),
                 Exit::Unexpected(reason) => {
                     return Ok(Stop::Crashed(Box::new(self.report(None, Some(Cause::Hypervisor(reason))))));
@@ -228,6 +249,14 @@ impl Machine {
 
 const SIGABRT: i32 = 6;
 
+fn reserve(config: &Config) -> Result<GuestMemory, Error> {
+    let size = coracle_abi::PageBytes::round_up(config.memory_bytes).unwrap_or_default();
+    GuestMemory::reserve(size).map_err(|error| {
+        let message = format!("cannot reserve {} bytes of address space for the guest's memory", config.memory_bytes);
+        Error::new(ErrorKind::Host, message).with_source(error)
+    })
+}
+
 /// Maps what only a guest made with the SDK has.
 fn map_guest(space: &mut Space, layout: &GuestLayout, init_data: &[u8], log_level: u32) -> Result<(), Error> {
     for span in [layout.inbound, layout.outbound, layout.log] {
@@ -237,6 +266,8 @@ fn map_guest(space: &mut Space, layout: &GuestLayout, init_data: &[u8], log_leve
         space.map(heap, Rights::RW, Fill::Up, Promise::Committed)?;
         // The allocator's first pages, so that its first use is no exit.
         space.fault(heap.start(), Access::Write)?;
+        // And its last one, where allocators mark the end.
+        space.fault(heap.end() - PAGE_BYTES, Access::Write)?;
     }
     if let Some(span) = layout.init_data {
         space.map_sealed(span, Rights::R, Fill::Now)?;

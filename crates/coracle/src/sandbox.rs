@@ -7,14 +7,19 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 use coracle_abi::frame::{Header, Kind};
 use coracle_abi::signature;
+use coracle_snapshot::Pages;
+use coracle_vm::Backend;
+use coracle_vm::paging::Frame;
 use postcard_schema::Schema;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::builder::Builder;
+use crate::config::Config;
 use crate::crash::Cause;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind};
@@ -23,6 +28,7 @@ use crate::image::Image;
 use crate::interface::{FunctionInfo, Interface};
 use crate::log;
 use crate::machine::{Machine, Stop};
+use crate::snapshot::{self, Snapshot, State};
 use crate::stats::Stats;
 use crate::transport::{Received, Transport, too_large};
 
@@ -39,18 +45,24 @@ use crate::transport::{Received, Transport, too_large};
 pub struct Sandbox {
     machine: Machine,
     transport: Transport,
-    functions: HashMap<String, Exported>,
+    functions: Arc<HashMap<String, Exported>>,
+    interface: Arc<Interface>,
+    config: Config,
+    /// What memory holds, but for the pages that were written.
+    reference: Pages,
     host_functions: HostFunctions,
-    timeout: Option<std::time::Duration>,
+    backend: Arc<dyn Backend>,
     status: Status,
     correlation: u64,
     calls: u64,
     host_calls: u64,
+    restores: u64,
     written_at_start: Option<u64>,
     // Kept from call to call, so that a warm call allocates nothing of its own.
     outgoing: Vec<u8>,
     incoming: Vec<u8>,
     log: Vec<u8>,
+    also: Vec<u32>,
 }
 
 /// Whether a sandbox can be called.
@@ -59,14 +71,14 @@ pub struct Sandbox {
 pub enum Status {
     /// It can.
     Ready,
-    /// The guest was stopped part-way: by a crash, a panic, an exit, a deadline. Only dropping it is allowed.
+    /// The guest was stopped part-way: by a crash, a panic, an exit, a deadline. It can be restored or dropped.
     Poisoned,
     /// The hypervisor failed part-way. Only dropping it is allowed.
     Unrecoverable,
 }
 
 #[derive(Clone, Debug)]
-struct Exported {
+pub(crate) struct Exported {
     info: FunctionInfo,
     index: u32,
 }
@@ -122,32 +134,38 @@ impl Sandbox {
     pub(crate) fn boot(
         machine: Machine,
         transport: Transport,
-        interface: &Interface,
+        interface: Interface,
         host_functions: HostFunctions,
-        timeout: Option<std::time::Duration>,
+        config: Config,
+        backend: Arc<dyn Backend>,
     ) -> Result<Self, Error> {
         let mut sandbox = Self {
             machine,
             transport,
-            functions: HashMap::new(),
+            functions: Arc::default(),
+            interface: Arc::new(interface),
+            config,
+            reference: Pages::empty(),
             host_functions,
-            timeout,
+            backend,
             status: Status::Ready,
             correlation: 0,
             calls: 0,
             host_calls: 0,
+            restores: 0,
             written_at_start: None,
             outgoing: Vec::new(),
             incoming: Vec::new(),
             log: Vec::new(),
+            also: Vec::new(),
         };
         match sandbox.converse()? {
             Answer::Ready => {}
             Answer::Reply => return Err(sandbox.violation("it replied before it was called")),
             Answer::Error => return Err(Error::new(ErrorKind::GuestReturned, sandbox.guest_text())),
         }
-        sandbox.functions = sandbox.exported(interface)?;
-        sandbox.written_at_start = sandbox.machine.space.vm_mut().pages_written()?;
+        sandbox.functions = Arc::new(sandbox.exported()?);
+        sandbox.written_at_start = sandbox.machine.space.collect_written()?;
         Ok(sandbox)
     }
 
@@ -205,6 +223,147 @@ impl Sandbox {
         Ok(std::mem::take(&mut self.incoming))
     }
 
+    /// Freezes the state it is in.
+    ///
+    /// Costs what was written since the last snapshot that was taken here, or that it was restored to.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unusable`] when it was stopped part-way; [`ErrorKind::GuestReturned`] when the guest waits elsewhere
+    /// than in the doorbell's page; [`ErrorKind::Host`] when the hypervisor refuses. It is as before then.
+    pub fn snapshot(&mut self) -> Result<Snapshot, Error> {
+        self.check_ready()?;
+        let registers = self.machine.vcpu.registers();
+        if !self.machine.vcpu.is_parked() {
+            let message = "the guest rang by itself, not through the doorbell's page: it cannot be frozen there";
+            return Err(Error::new(ErrorKind::GuestReturned, message));
+        }
+        let Machine { space, linux, image, stack, .. } = &mut self.machine;
+        space.collect_written()?;
+        let memory = space.memory();
+        let mut lost = false;
+        let pages = self.reference.derive(memory.written().as_slice(), |page, out| {
+            lost |= memory.read(Frame(page).address(), out).is_err();
+        });
+        debug_assert!(!lost, "a written page lies outside of memory");
+        self.reference = pages.clone();
+        Ok(Snapshot(Arc::new(State {
+            pages,
+            space: space.state(),
+            registers,
+            linux: linux.state(),
+            transport: self.transport.clone(),
+            functions: Arc::clone(&self.functions),
+            interface: Arc::clone(&self.interface),
+            image: image.clone(),
+            stack: *stack,
+            config: self.config.clone(),
+            host_functions: self.host_functions.clone(),
+            backend: Arc::clone(&self.backend),
+            age: linux.age(),
+        })))
+    }
+
+    /// Puts it back to a state in which it was, or in which another sandbox was with as much memory: also after a crash.
+    /// What the guest did since is gone: memory, registers, mappings, signal table. Not undone is what reached the host.
+    ///
+    /// The guest has a new generation and fresh random bytes in its boot page; the monotonic clock goes on.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`], [`ErrorKind::Signature`] when the snapshot does not fit this sandbox, which is as before then.
+    /// [`ErrorKind::Host`] when the host failed part-way: the sandbox is [`Status::Unrecoverable`].
+    pub fn restore(&mut self, snapshot: &Snapshot) -> Result<(), Error> {
+        if self.status == Status::Unrecoverable {
+            return Err(Error::new(ErrorKind::Unusable, "the host failed in this sandbox: make a new one"));
+        }
+        snapshot.check_memory(self.config.memory_bytes)?;
+        let state = &*snapshot.0;
+        if !Arc::ptr_eq(&state.interface, &self.interface) {
+            self.host_functions.check(&state.interface)?;
+        }
+        // Whatever happens from here on is either finished or fatal.
+        self.status = Status::Unrecoverable;
+        self.put_back(state)?;
+        self.status = Status::Ready;
+        self.restores += 1;
+        Ok(())
+    }
+
+    fn put_back(&mut self, state: &State) -> Result<(), Error> {
+        self.machine.space.collect_written()?;
+        let mut also = std::mem::take(&mut self.also);
+        also.clear();
+        self.reference.for_each_difference(&state.pages, |page| also.push(page));
+        self.machine.space.restore(&state.space, &also, |page| state.content(page))?;
+        self.also = also;
+        snapshot::renew(&mut self.machine.space)?;
+        self.machine.vcpu.set_registers(&state.registers);
+        self.machine.linux.restore(&state.linux, state.age);
+        if !Arc::ptr_eq(&state.functions, &self.functions) {
+            self.functions = Arc::clone(&state.functions);
+            self.interface = Arc::clone(&state.interface);
+            self.transport = state.transport.clone();
+            self.machine.image = state.image.clone();
+            self.machine.stack = state.stack;
+        }
+        self.reference = state.pages.clone();
+        Ok(())
+    }
+
+    /// A new sandbox in the state that this one is in.
+    ///
+    /// # Errors
+    /// As [`Sandbox::snapshot`] and [`Builder::build`].
+    pub fn fork(&mut self) -> Result<Self, Error> {
+        self.snapshot()?.builder().build()
+    }
+
+    /// A new sandbox in this state, with the host functions and settings of the one that it is from.
+    ///
+    /// # Errors
+    /// As [`Builder::build`]; the guest does not run.
+    pub fn from_snapshot(snapshot: &Snapshot) -> Result<Self, Error> {
+        snapshot.builder().build()
+    }
+
+    /// Takes over a machine whose memory and registers are those of a snapshot.
+    pub(crate) fn spawned(
+        machine: Machine,
+        snapshot: &Snapshot,
+        host_functions: HostFunctions,
+        config: Config,
+        backend: Arc<dyn Backend>,
+    ) -> Self {
+        let state = &*snapshot.0;
+        Self {
+            machine,
+            transport: state.transport.clone(),
+            functions: Arc::clone(&state.functions),
+            interface: Arc::clone(&state.interface),
+            config,
+            reference: state.pages.clone(),
+            host_functions,
+            backend,
+            status: Status::Ready,
+            correlation: 0,
+            calls: 0,
+            host_calls: 0,
+            restores: 0,
+            written_at_start: None,
+            outgoing: Vec::new(),
+            incoming: Vec::new(),
+            log: Vec::new(),
+            also: Vec::new(),
+        }
+    }
+
+    fn check_ready(&self) -> Result<(), Error> {
+        if self.status == Status::Ready {
+            return Ok(());
+        }
+        let message = "this sandbox was stopped during an earlier call: restore it, or make a new one";
+        Err(Error::new(ErrorKind::Unusable, message))
+    }
+
     /// Whether it can be called.
     pub fn status(&self) -> Status {
         self.status
@@ -215,6 +374,7 @@ impl Sandbox {
         Stats {
             calls: self.calls,
             host_calls: self.host_calls,
+            restores: self.restores,
             pages_written_at_start: self.written_at_start,
             ..self.machine.stats()
         }
@@ -246,10 +406,7 @@ impl Sandbox {
 
     /// Sends what is in `outgoing` to a function, and leaves its result in `incoming`.
     fn exchange(&mut self, index: u32, key: u64) -> Result<(), Error> {
-        if self.status != Status::Ready {
-            let message = "this sandbox was stopped during an earlier call: make a new one".to_owned();
-            return Err(Error::new(ErrorKind::Unusable, message));
-        }
+        self.check_ready()?;
         let mut header = Header::new(Kind::Call);
         (header.index, header.key, header.correlation) = (index, key, self.correlation + 1);
         self.transport.send(self.machine.space.memory_mut(), 0, header, &self.outgoing)?;
@@ -264,7 +421,7 @@ impl Sandbox {
 
     /// Enters the guest until it answers, and serves what it asks for meanwhile.
     fn converse(&mut self) -> Result<Answer, Error> {
-        let deadline = match self.timeout {
+        let deadline = match self.config.timeout {
             Some(timeout) => Deadline::after(timeout, self.machine.vcpu.kicker()),
             None => Deadline::never(),
         };
@@ -360,7 +517,8 @@ impl Sandbox {
     }
 
     /// Joins what the image's notes say with the order in which the guest's table has its functions.
-    fn exported(&mut self, interface: &Interface) -> Result<HashMap<String, Exported>, Error> {
+    fn exported(&mut self) -> Result<HashMap<String, Exported>, Error> {
+        let interface = Arc::clone(&self.interface);
         let (keys, rest) = self.incoming.as_chunks::<8>();
         if !rest.is_empty() || keys.len() > signature::MAX_FUNCTIONS {
             return Err(self.violation("its table of functions is malformed"));
@@ -405,7 +563,7 @@ impl Sandbox {
 
     fn timed_out(&mut self) -> Error {
         self.status = Status::Poisoned;
-        let timeout = self.timeout.unwrap_or_default();
+        let timeout = self.config.timeout.unwrap_or_default();
         Error::new(ErrorKind::TimedOut, format!("the guest did not answer within {timeout:?}: it was stopped"))
     }
 

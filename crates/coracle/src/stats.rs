@@ -12,6 +12,8 @@ pub struct Stats {
     pub calls: u64,
     /// Calls that the guest made to the host.
     pub host_calls: u64,
+    /// Times it was put back to a snapshot.
+    pub restores: u64,
     /// System calls that the guest made.
     pub system_calls: u64,
     /// Those that Coracle does not answer: number and count.

@@ -17,11 +17,26 @@ pub trait Vm: Send {
     /// The hypervisor's. What was usable stays so.
     fn cover(&mut self, memory: &GuestMemory, bytes: u64) -> Result<(), Error>;
 
-    /// How many pages the guest itself wrote since it was made, or `None` if this backend does not know.
+    /// Notes in `memory` ([`GuestMemory::note_written`]) each page that the guest wrote since the last call. Pages that
+    /// were told before, and were not write-protected since, may or may not be told again. Returns how many were told,
+    /// or `None` if this backend does not know what the guest writes.
     ///
     /// # Errors
     /// The hypervisor's.
-    fn pages_written(&mut self) -> Result<Option<u64>, Error>;
+    fn collect_written(&mut self, memory: &mut GuestMemory) -> Result<Option<u64>, Error>;
+
+    /// Collects, and makes room for more: after [`Exit::LogFull`].
+    ///
+    /// # Errors
+    /// The hypervisor's.
+    fn empty_log(&mut self, memory: &mut GuestMemory) -> Result<(), Error>;
+
+    /// Makes the hypervisor drop everything that it keeps of the guest's page tables. For changes that
+    /// [`GuestMemory::invalidate`] does not reach: to tables above the lowest. Slow.
+    ///
+    /// # Errors
+    /// The hypervisor's.
+    fn forget_translations(&mut self, memory: &GuestMemory) -> Result<(), Error>;
 
     /// Hypervisor calls (on KVM: ioctls) made for this VM so far, [`Vcpu::run`] not counted.
     fn hypervisor_calls(&self) -> u64;
@@ -40,6 +55,9 @@ pub trait Vcpu: Send {
 
     /// Replaces them all, before the next entry. `rip`, `rflags` are sanitised; any value is safe for the host.
     fn set_registers(&mut self, registers: &Registers);
+
+    /// Whether the guest waits inside the doorbell's page, so that it goes on with fresh vector and x87 registers.
+    fn is_parked(&self) -> bool;
 
     /// Ends a system call: the guest continues after its `syscall` with `result` in RAX.
     fn finish_syscall(&mut self, result: i64);

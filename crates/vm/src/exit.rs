@@ -12,6 +12,8 @@ pub enum Exit {
     Exception(Exception),
     /// A signal or a kick arrived. Entering again continues.
     Interrupted,
+    /// The record of written pages is full. Entering again continues, after [`Vm::empty_log`](crate::Vm::empty_log).
+    LogFull,
     /// The virtual processor cannot go on: a fault while delivering a fault.
     Shutdown,
     /// The hypervisor stopped for a reason that no guest of ours should be able to cause. The number is the

@@ -121,8 +121,16 @@ impl Vm for FakeVm {
         Ok(())
     }
 
-    fn pages_written(&mut self) -> Result<Option<u64>, Error> {
-        Ok(None)
+    fn collect_written(&mut self, _: &mut GuestMemory) -> Result<Option<u64>, Error> {
+        Ok(None) // A script's writes go through `GuestMemory`, which notes them itself.
+    }
+
+    fn empty_log(&mut self, _: &mut GuestMemory) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn forget_translations(&mut self, _: &GuestMemory) -> Result<(), Error> {
+        Ok(())
     }
 
     fn hypervisor_calls(&self) -> u64 {
@@ -150,6 +158,10 @@ impl Vcpu for FakeVcpu {
 
     fn set_registers(&mut self, registers: &Registers) {
         self.registers = *registers;
+    }
+
+    fn is_parked(&self) -> bool {
+        true
     }
 
     fn finish_syscall(&mut self, result: i64) {

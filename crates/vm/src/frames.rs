@@ -36,6 +36,11 @@ impl Frames {
         self.free.extend(frames.map(|frame| frame.0));
     }
 
+    /// The highest frame that was ever handed out.
+    pub(crate) fn last(&self) -> Option<Frame> {
+        self.next.checked_sub(1).map(Frame)
+    }
+
     pub(crate) fn limit(&self) -> u64 {
         u64::from(self.limit)
     }

@@ -11,11 +11,15 @@ use std::ptr::NonNull;
 use coracle_abi::{PAGE_BYTES, PageBytes};
 use rustix::mm::{self, Advice, MapFlags, MprotectFlags, ProtFlags};
 
+use crate::pages::PageSet;
+use crate::paging::Frame;
+
 /// The host range that backs a VM's physical memory. Offset 0 is guest-physical address 0.
 #[derive(Debug)]
 pub struct GuestMemory {
     host: NonNull<u8>,
     bytes: usize, // Invariant: `host` is a mapping of this many bytes that only this value owns.
+    written: PageSet,
 }
 
 // SAFETY: the mapping belongs to this value alone and is not tied to the thread that made it.
@@ -37,7 +41,7 @@ impl GuestMemory {
         let host =
             unsafe { mm::mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags) }?;
         let host = NonNull::new(host.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let memory = Self { host, bytes };
+        let memory = Self { host, bytes, written: PageSet::with_capacity(size.pages()) };
         // A huge page would be zeroed whole at the first touch of any part. Not all kernels have them.
         let _ = memory.advise(0..size.get(), Advice::LinuxNoHugepage);
         // A core dump of the host must not hold its guests' memory.
@@ -67,6 +71,42 @@ impl GuestMemory {
         Ok(())
     }
 
+    /// Pages that may differ from what the owner last knew: each that was written by [`GuestMemory::write`], discarded, or
+    /// noted for the guest.
+    pub fn written(&self) -> &PageSet {
+        &self.written
+    }
+
+    /// Notes that the guest wrote this page.
+    #[inline]
+    pub fn note_written(&mut self, page: Frame) {
+        self.written.insert(page);
+    }
+
+    /// Puts a page back to a known content, without noting it: zeros if there is none.
+    ///
+    /// # Errors
+    /// When the page does not lie in guest memory.
+    pub fn restore(&mut self, page: Frame, content: Option<&[u8; PAGE_BYTES as usize]>) -> Result<(), OutOfRange> {
+        let to = self.pointer(page.address(), PAGE_BYTES as usize)?;
+        match content {
+            // SAFETY: a page from here on lies in the mapping (`pointer`), which is writable; `content` is elsewhere.
+            Some(content) => unsafe { to.copy_from_nonoverlapping(NonNull::from(content).cast(), content.len()) },
+            // SAFETY: as above, and any bytes are allowed there.
+            None => unsafe { to.write_bytes(0, PAGE_BYTES as usize) },
+        }
+        Ok(())
+    }
+
+    /// Notes all pages of a range of bytes.
+    fn note_range(&mut self, at: u64, bytes: u64) {
+        if bytes != 0 {
+            for page in at / PAGE_BYTES..=(at + bytes - 1) / PAGE_BYTES {
+                self.written.insert(Frame(page as u32));
+            }
+        }
+    }
+
     /// Copies `bytes` to guest memory at `at`.
     ///
     /// # Errors
@@ -75,6 +115,7 @@ impl GuestMemory {
         let to = self.pointer(at, bytes.len())?;
         // SAFETY: as in `read`, and the mapping is writable.
         unsafe { to.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
+        self.note_range(at, bytes.len() as u64);
         Ok(())
     }
 
@@ -107,7 +148,9 @@ impl GuestMemory {
     /// # Errors
     /// When the range does not lie in guest memory, and the kernel's.
     pub fn discard(&mut self, range: Range<u64>) -> io::Result<()> {
-        self.advise(range, Advice::LinuxDontNeed)
+        self.advise(range.clone(), Advice::LinuxDontNeed)?;
+        self.note_range(range.start, range.end - range.start);
+        Ok(())
     }
 
     /// Makes the hypervisor forget its mappings of these pages and flush what the vCPU cached of them; the content

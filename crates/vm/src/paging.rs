@@ -85,6 +85,56 @@ impl Entry {
     }
 }
 
+impl Entry {
+    /// Whether what a processor cached of this entry may still be used when the entry has become `future`: nothing was
+    /// cached, or the same frame has at least the same rights for the same level.
+    pub(crate) const fn holds_under(self, future: Self) -> bool {
+        if self.0 & PRESENT == 0 {
+            return true;
+        }
+        let same_frame = (self.0 ^ future.0) & (ADDRESS | USER | PRESENT) == 0;
+        let loses_write = self.0 & WRITABLE != 0 && future.0 & WRITABLE == 0;
+        let loses_execute = self.0 & NO_EXECUTE == 0 && future.0 & NO_EXECUTE != 0;
+        same_frame && !loses_write && !loses_execute
+    }
+}
+
+/// All tables of an address space.
+#[derive(Debug, Default)]
+pub(crate) struct Tables {
+    /// The root and those that point to tables.
+    pub(crate) above: Vec<Frame>,
+    /// Those that point to pages.
+    pub(crate) leaves: Vec<Frame>,
+}
+
+/// Finds all tables.
+///
+/// # Errors
+/// As [`walk`].
+pub(crate) fn tables(memory: &GuestMemory, root: Frame) -> Result<Tables, OutOfRange> {
+    let mut tables = Tables { above: vec![root], leaves: Vec::new() };
+    let mut level = vec![root];
+    for depth in (1..=3).rev() {
+        let mut below = Vec::new();
+        for table in &level {
+            for n in 0..512 {
+                let entry = memory.read_u64(table.address() + 8 * n)?;
+                if entry & PRESENT != 0 {
+                    below.push(Frame(((entry & ADDRESS) / PAGE_BYTES) as u32));
+                }
+            }
+        }
+        if depth > 1 {
+            tables.above.extend(&below);
+        } else {
+            tables.leaves.clone_from(&below);
+        }
+        level = below;
+    }
+    Ok(tables)
+}
+
 /// Index into the table of `level` (3 the root, 0 the leaves).
 const fn index(address: VirtualAddress, level: u32) -> u64 {
     (address.0 >> (12 + 9 * level)) & 511
@@ -187,6 +237,18 @@ mod tests {
     }
 
     #[test]
+    fn a_cached_entry_holds_unless_it_would_allow_too_much() {
+        let entry = |frame, rights| Entry::new(Frame(frame), rights, Level::User);
+        let (r, rw, rx) = (entry(1, Rights::R), entry(1, Rights::RW), entry(1, Rights::RX));
+        assert!(r.holds_under(rw) && r.holds_under(rx) && rw.holds_under(rw));
+        assert!(!rw.holds_under(r) && !rx.holds_under(r) && !rw.holds_under(rx));
+        assert!(!r.holds_under(entry(2, Rights::R)) && !r.holds_under(Entry::EMPTY));
+        assert!(!r.holds_under(entry(1, Rights::NONE)));
+        assert!(!r.holds_under(Entry::new(Frame(1), Rights::R, Level::Supervisor)));
+        assert!(Entry::EMPTY.holds_under(rw) && entry(1, Rights::NONE).holds_under(Entry::EMPTY));
+    }
+
+    #[test]
     fn accessed_and_dirty_are_preset() {
         assert_eq!(Entry::new(Frame(1), Rights::R, Level::User).0 & (ACCESSED | DIRTY), ACCESSED | DIRTY);
     }
@@ -206,6 +268,8 @@ mod tests {
         assert_eq!(second, first + 8);
         assert_eq!(find_entry(&memory, Frame(0), address), Ok(Some(first)));
         assert_eq!(next, 3);
+        let all = super::tables(&memory, Frame(0)).unwrap();
+        assert_eq!((all.above, all.leaves), (vec![Frame(0), Frame(1), Frame(2)], vec![Frame(3)]));
     }
 
     #[test]

@@ -12,6 +12,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use coracle_abi::{PAGE_BYTES, PageBytes, VirtualAddress, map};
 
@@ -78,6 +79,20 @@ impl Area {
         let kind = |area: &Self| (area.rights, area.downwards, area.promise, area.sealed);
         kind(self) == kind(other)
     }
+}
+
+/// The bytes of a page.
+pub type PageContent = [u8; PAGE_BYTES as usize];
+
+const ZEROS: PageContent = [0; PAGE_BYTES as usize];
+
+/// What caches must forget.
+#[derive(Debug, Default)]
+struct Stale {
+    /// A table above the lowest changes: everything.
+    above: bool,
+    /// Frames that are mapped with rights that they will not have.
+    frames: Vec<Frame>,
 }
 
 /// Why the address space could not be changed, or a copy not be made.
@@ -206,6 +221,19 @@ pub struct Space {
     // still lacks serves pages of this area alone, and all areas together lack at most one for 511 pages.
     areas: BTreeMap<u64, Area>,
     covered: u64, // Invariant: `vm` covers guest-physical memory up to here.
+    /// The state that areas and page tables are those of, while they are.
+    version: Option<u64>,
+}
+
+/// What an address space is, apart from the content of memory. For snapshots: [`Space::state`].
+#[derive(Clone, Debug)]
+pub struct SpaceState {
+    frames: Frames,
+    tables: u64,
+    committed: u64,
+    loose: u64,
+    areas: BTreeMap<u64, Area>,
+    version: u64,
 }
 
 impl fmt::Debug for Space {
@@ -229,12 +257,46 @@ impl Space {
         let limit = u32::try_from(memory.bytes() / PAGE_BYTES).unwrap_or(u32::MAX);
         let frames = Frames::new(limit);
         let areas = BTreeMap::new();
-        let mut space =
-            Self { memory, vm, frames, root: Self::ROOT, tables: 2, committed: 0, loose: 0, areas, covered: 0 };
+        let mut space = Self {
+            memory,
+            vm,
+            frames,
+            root: Self::ROOT,
+            tables: 2,
+            committed: 0,
+            loose: 0,
+            areas,
+            covered: 0,
+            version: None,
+        };
         let (root, exception_stack) = (space.allocate()?, space.allocate()?);
         debug_assert_eq!((root, exception_stack), (Self::ROOT, Self::EXCEPTION_STACK));
         for page in control {
             space.map_control(page)?;
+        }
+        Ok(space)
+    }
+
+    /// An address space over fresh `memory` that is in `state`, whose pages are zero but for those in `pages`, which have
+    /// the content that `content` gives.
+    ///
+    /// # Errors
+    /// As [`Space::restore`].
+    pub fn from_state<'c>(
+        memory: GuestMemory,
+        vm: Box<dyn Vm>,
+        state: &SpaceState,
+        pages: &[u32],
+        mut content: impl FnMut(Frame) -> Option<&'c PageContent>,
+    ) -> Result<Self, SpaceError> {
+        let SpaceState { frames, tables, committed, loose, areas, version } = state.clone();
+        let (root, version) = (Self::ROOT, Some(version));
+        let mut space = Self { memory, vm, frames, root, tables, committed, loose, areas, covered: 0, version };
+        if let Some(last) = state.frames.last() {
+            space.cover(last)?;
+        }
+        for page in pages {
+            space.memory.restore(Frame(*page), content(Frame(*page)))?;
         }
         Ok(space)
     }
@@ -244,6 +306,7 @@ impl Space {
     /// # Errors
     /// At the memory limit, and the hypervisor's.
     pub fn map_control(&mut self, page: &ControlPage) -> Result<(), SpaceError> {
+        self.version = None;
         if self.spare() <= LEVELS {
             return Err(SpaceError::NoMemory);
         }
@@ -293,6 +356,7 @@ impl Space {
         promise: Promise,
         sealed: bool,
     ) -> Result<(), SpaceError> {
+        self.version = None;
         if !rights.is_legal() {
             return Err(SpaceError::WriteAndExecute);
         }
@@ -326,6 +390,7 @@ impl Space {
     /// # Errors
     /// As [`Space::map`].
     pub fn unmap(&mut self, span: Span) -> Result<(), SpaceError> {
+        self.version = None;
         self.check_unsealed(span)?;
         self.check_area_count(span, 0)?;
         self.remove(span)
@@ -336,6 +401,7 @@ impl Space {
     /// # Errors
     /// When a page is not mapped, and as [`Space::map`]; nothing is changed then.
     pub fn protect(&mut self, span: Span, rights: Rights) -> Result<(), SpaceError> {
+        self.version = None;
         if !rights.is_legal() {
             return Err(SpaceError::WriteAndExecute);
         }
@@ -392,6 +458,7 @@ impl Space {
     /// # Errors
     /// When `from` is not one area or the two overlap, and as [`Space::map`]; nothing is changed then.
     pub fn relocate(&mut self, from: Span, to: u64) -> Result<(), SpaceError> {
+        self.version = None;
         let to = Span::new(to, from.bytes()).filter(|to| to.intersection(from).is_none());
         let to = to.ok_or(SpaceError::NotMapped)?;
         self.check_unsealed(from)?;
@@ -438,6 +505,7 @@ impl Space {
     /// # Errors
     /// When a page is not mapped, or sealed; and the hypervisor's.
     pub fn forget(&mut self, span: Span) -> Result<(), SpaceError> {
+        self.version = None;
         self.check_unsealed(span)?;
         if self.overlapping(span).map(|(part, _)| part.bytes()).sum::<u64>() != span.bytes() {
             return Err(SpaceError::NotMapped);
@@ -493,6 +561,7 @@ impl Space {
         if self.entry(page)?.frame().is_some() {
             return Ok(Fault::Resolved); // The vCPU had cached older, smaller rights; the fault flushed them.
         }
+        self.version = None;
         let reach = area.batch * PAGE_BYTES;
         let (from, to) = if area.downwards {
             ((page + PAGE_BYTES).saturating_sub(reach).max(start), page + PAGE_BYTES)
@@ -572,6 +641,101 @@ impl Space {
             done += piece;
         }
         Ok(())
+    }
+
+    /// Notes in the memory each page that the guest wrote since the last call. How many the hypervisor told, if it tells.
+    ///
+    /// # Errors
+    /// The hypervisor's.
+    pub fn collect_written(&mut self) -> Result<Option<u64>, Error> {
+        self.vm.collect_written(&mut self.memory)
+    }
+
+    /// After [`Exit::LogFull`](crate::Exit::LogFull): notes what the guest wrote, and makes room for more.
+    ///
+    /// # Errors
+    /// The hypervisor's.
+    pub fn empty_log(&mut self) -> Result<(), Error> {
+        self.vm.empty_log(&mut self.memory)
+    }
+
+    /// What the address space is now, apart from the content of memory.
+    pub fn state(&mut self) -> SpaceState {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let version = *self.version.get_or_insert_with(|| NEXT.fetch_add(1, Ordering::Relaxed));
+        let Self { frames, tables, committed, loose, areas, .. } = self;
+        let (frames, areas) = (frames.clone(), areas.clone());
+        SpaceState { frames, tables: *tables, committed: *committed, loose: *loose, areas, version }
+    }
+
+    /// Puts address space and memory back to `state`, whose pages' content `content` gives (`None`: zeros). Pages that are
+    /// [written](GuestMemory::written), and those in `also`, ascending, may differ from it; no others do. What is written
+    /// stays noted: the guest can write those pages again without being noticed.
+    ///
+    /// # Errors
+    /// When the state needs more memory than there is, and the hypervisor's. The address space is in an unknown state then.
+    pub fn restore<'c>(
+        &mut self,
+        state: &SpaceState,
+        also: &[u32],
+        mut content: impl FnMut(Frame) -> Option<&'c PageContent>,
+    ) -> Result<(), SpaceError> {
+        if let Some(last) = state.frames.last() {
+            self.cover(last)?;
+        }
+        let same_tables = self.version == Some(state.version);
+        let stale = if same_tables { Stale::default() } else { self.stale(also, &mut content)? };
+        for at in 0..self.memory.written().len() {
+            let page = Frame(self.memory.written().as_slice()[at]);
+            self.memory.restore(page, content(page))?;
+        }
+        for page in also.iter().map(|page| Frame(*page)) {
+            if !self.memory.written().contains(page) {
+                self.memory.restore(page, content(page))?;
+            }
+        }
+        if stale.above {
+            self.vm.forget_translations(&self.memory)?;
+        } else {
+            let mut frames = stale.frames;
+            for run in runs(&mut frames) {
+                self.memory.invalidate(run)?;
+            }
+        }
+        if !same_tables {
+            let SpaceState { frames, tables, committed, loose, areas, version } = state.clone();
+            (self.frames, self.areas, self.version) = (frames, areas, Some(version));
+            (self.tables, self.committed, self.loose) = (tables, committed, loose);
+        }
+        Ok(())
+    }
+
+    /// What the processor and the hypervisor may have cached that will not hold any more when each page has the content
+    /// that `content` gives.
+    fn stale<'c>(
+        &self,
+        also: &[u32],
+        content: &mut impl FnMut(Frame) -> Option<&'c PageContent>,
+    ) -> Result<Stale, SpaceError> {
+        let mut stale = Stale::default();
+        let may_differ = |table: Frame| self.memory.written().contains(table) || also.binary_search(&table.0).is_ok();
+        let tables = paging::tables(&self.memory, self.root)?;
+        for table in tables.above.into_iter().filter(|table| may_differ(*table)) {
+            let future = content(table).unwrap_or(&ZEROS);
+            let mut now = ZEROS;
+            self.memory.read(table.address(), &mut now)?;
+            stale.above |= now != *future;
+        }
+        for table in tables.leaves.into_iter().filter(|table| may_differ(*table)) {
+            let future = content(table).unwrap_or(&ZEROS);
+            for (n, future) in (0..).zip(future.as_chunks::<8>().0) {
+                let now = Entry(self.memory.read_u64(table.address() + 8 * n)?);
+                if !now.holds_under(Entry(u64::from_le_bytes(*future))) {
+                    stale.frames.extend(now.frame());
+                }
+            }
+        }
+        Ok(stale)
     }
 
     /// Where the pages of `span` lie in guest-physical memory, if they all have frames and these follow each other.

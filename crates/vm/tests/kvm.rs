@@ -191,5 +191,5 @@ fn the_first_write_to_each_page_is_counted() {
     let Some(mut guest) = guest(&code) else { return };
     assert_eq!(guest.run(), Exit::Doorbell);
     // The data page, and the stack page that the call wrote.
-    assert_eq!(guest.space.vm_mut().pages_written().unwrap(), Some(2));
+    assert_eq!(guest.space.collect_written().unwrap(), Some(2));
 }

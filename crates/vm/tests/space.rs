@@ -23,8 +23,16 @@ impl Vm for Flat {
         Ok(())
     }
 
-    fn pages_written(&mut self) -> Result<Option<u64>, Error> {
+    fn collect_written(&mut self, _: &mut GuestMemory) -> Result<Option<u64>, Error> {
         Ok(None)
+    }
+
+    fn empty_log(&mut self, _: &mut GuestMemory) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn forget_translations(&mut self, _: &GuestMemory) -> Result<(), Error> {
+        Ok(())
     }
 
     fn hypervisor_calls(&self) -> u64 {

@@ -33,6 +33,8 @@ pub const HELLO: RustGuest = rust("hello-guest");
 pub const ECHO: RustGuest = rust("echo");
 /// The same, fewer, without `std`.
 pub const ECHO_NOSTD: RustGuest = rust("echo-nostd");
+/// Keeps numbers, maps memory and fills registers, to be restored.
+pub const KEEPER: RustGuest = rust("keeper");
 /// An ordinary program that uses all of `std`.
 pub const STD_PROGRAM: RustGuest = RustGuest { package: "std-program", binary: "std-program", profile: "unwind" };
 /// An ordinary program with AVX2 code.

@@ -45,7 +45,8 @@ fn crates_know_only_those_below_them() {
     for (krate, below) in [
         ("abi", &[][..]),
         ("vm", &["coracle-abi"]),
-        ("coracle", &["coracle-abi", "coracle-vm"]),
+        ("snapshot", &[]),
+        ("coracle", &["coracle-abi", "coracle-snapshot", "coracle-vm"]),
         ("guest-macros", &[]),
         ("guest", &["coracle-abi", "coracle-guest-macros"]),
         ("cli", &["coracle", "coracle-abi", "coracle-vm"]),
@@ -58,9 +59,9 @@ fn crates_know_only_those_below_them() {
 #[test]
 fn unsafe_code_is_where_architecture_md_says() {
     for path in files(&["crates"], ".rs") {
-        let allowed = ["crates/vm/src/memory.rs", "crates/vm/src/kick.rs", "crates/vm/src/kvm/machine.rs"];
+        let allowed = ["memory.rs", "kick.rs", "kvm/machine.rs", "kvm/ring.rs"].map(|file| format!("crates/vm/src/{file}"));
         let name = path.to_str().unwrap();
-        if allowed.contains(&name) || name.starts_with("crates/guest/src/rt/") {
+        if allowed.iter().any(|allowed| allowed == name) || name.starts_with("crates/guest/src/rt/") {
             continue;
         }
         let text = read(&path);

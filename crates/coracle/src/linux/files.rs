@@ -41,7 +41,7 @@ enum Stream {
 }
 
 /// Which descriptor is which stream.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Descriptors([Option<Stream>; DESCRIPTORS_MAX]);
 
 impl Descriptors {

@@ -35,7 +35,7 @@ const MADV_DONTNEED_LOCKED: u64 = 24;
 const AT_ONCE_PAGES: u64 = 64;
 
 /// The program break.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Heap {
     start: u64,
     limit: u64,

@@ -24,6 +24,7 @@ mod process;
 mod time;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use coracle_vm::{Registers, Space, SpaceError};
 
@@ -103,6 +104,15 @@ pub(crate) struct Linux {
     unknown: BTreeMap<u64, u64>,
     refused_memory: bool,
     tracer: Option<Tracer>,
+}
+
+/// What the host knows of a program besides its memory. For snapshots.
+#[derive(Clone, Debug)]
+pub(crate) struct LinuxState {
+    memory: memory::Heap,
+    files: files::Descriptors,
+    process: process::Process,
+    refused_memory: bool,
 }
 
 /// The most numbers that are counted each by itself.
@@ -227,6 +237,25 @@ impl Linux {
                 Err(Errno::ENOSYS.into())
             }
         }
+    }
+
+    /// What a restore puts back. Streams are the embedder's, and the clock goes on.
+    pub(crate) fn state(&self) -> LinuxState {
+        let Self { memory, files, process, refused_memory, .. } = self;
+        let (memory, files, process) = (memory.clone(), files.clone(), process.clone());
+        LinuxState { memory, files, process, refused_memory: *refused_memory }
+    }
+
+    /// Puts it back. The monotonic clock never shows less than `age`, nor less than it has shown.
+    pub(crate) fn restore(&mut self, state: &LinuxState, age: Duration) {
+        let LinuxState { memory, files, process, refused_memory } = state.clone();
+        (self.memory, self.files, self.process, self.refused_memory) = (memory, files, process, refused_memory);
+        self.clock.advance_to(age);
+    }
+
+    /// What the monotonic clock shows.
+    pub(crate) fn age(&self) -> Duration {
+        self.clock.age()
     }
 
     /// System calls made so far.

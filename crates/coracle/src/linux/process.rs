@@ -31,7 +31,7 @@ const SIGURG: u64 = 23;
 const SIGWINCH: u64 = 28;
 const IGNORE: u64 = 1; // SIG_IGN
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Process {
     stack_bytes: u64,
     actions: [[u64; 4]; SIGNALS], // struct kernel_sigaction: handler, flags, restorer, mask.

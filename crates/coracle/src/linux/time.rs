@@ -38,6 +38,18 @@ impl Clock {
         Self { created: Instant::now() }
     }
 
+    /// What the monotonic clock shows.
+    pub(super) fn age(&self) -> Duration {
+        self.created.elapsed()
+    }
+
+    /// Sets the monotonic clock, forwards only.
+    pub(super) fn advance_to(&mut self, age: Duration) {
+        if self.age() < age {
+            self.created = Instant::now().checked_sub(age).unwrap_or(self.created);
+        }
+    }
+
     fn now(&self, clock: u64) -> Result<Duration, Errno> {
         match clock {
             CLOCK_REALTIME | CLOCK_REALTIME_COARSE => Ok(real_time()),

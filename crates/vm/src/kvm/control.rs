@@ -5,7 +5,7 @@
 //! - an *exception gate* for each vector: one `out`, after which the host takes over and never comes back here;
 //! - the *system-call entry*: one `out`, then `sysretq` for hosts where `syscall` enters ring 0 (bare metal). Under
 //!   kvm-pvm `syscall` arrives here still in ring 3, which is why the page is user-executable and the doorbell port open;
-//! - the *doorbell*: one `out`, then `ret`; ring 3 calls it.
+//! - the *doorbell*: one `out`, then a fresh vector and x87 state, then `ret`; ring 3 calls it.
 //!
 //! Exceptions switch to the exception stack always (IST and RSP0 are the same stack), so that no value of the guest's
 //! RSP matters. Formats: Intel SDM volume 3, 3.4, 6.14, 8.7.
@@ -79,7 +79,7 @@ pub(super) fn is_syscall_entry(rip: u64) -> bool {
 }
 
 /// All control pages, in no particular order.
-pub(super) fn pages() -> Vec<ControlPage> {
+pub(super) fn pages(extended: ExtendedState) -> Vec<ControlPage> {
     let page = |address, content, rights, level| ControlPage { address, content, rights, level };
     vec![
         page(map::DESCRIPTORS, descriptors(), Rights::R, Level::Supervisor),
@@ -87,7 +87,7 @@ pub(super) fn pages() -> Vec<ControlPage> {
         page(map::GATES, gates(), Rights::RX, Level::Supervisor),
         page(map::EXCEPTION_STACK, Vec::new(), Rights::RW, Level::Supervisor),
         page(map::SYSCALL_ENTRY, syscall_entry(), Rights::RX, Level::User),
-        page(map::DOORBELL, doorbell(), Rights::RX, Level::User),
+        page(map::DOORBELL, doorbell(extended), Rights::RX, Level::User),
     ]
 }
 
@@ -147,10 +147,58 @@ fn syscall_entry() -> Vec<u8> {
     code
 }
 
-fn doorbell() -> Vec<u8> {
-    let mut code = vec![OUT_IMM8_AL, DOORBELL_PORT as u8, RET];
+/// The doorbell: `out`, then a fresh extended state, then `ret`. So a guest that comes back from its host has neither
+/// vector nor x87 state of before, whether or not it was restored meanwhile, and nothing of it needs to be saved.
+fn doorbell(extended: ExtendedState) -> Vec<u8> {
+    let mut code = vec![OUT_IMM8_AL, DOORBELL_PORT as u8];
+    code.extend([0xb8, extended.mask(), 0, 0, 0]); // mov eax, mask
+    code.extend([0x31, 0xd2]); // xor edx, edx
+    // xrstor64 or fxrstor64 [rip + distance]: the distance counts from the end of the instruction.
+    code.extend([0x48, 0x0f, 0xae, extended.operand()]);
+    code.extend((STATE_OFFSET as u32 - code.len() as u32 - 4).to_le_bytes());
+    code.push(RET);
+    code.resize(STATE_OFFSET, INT3);
+    code.extend(initial_state());
     code.resize(coracle_abi::PAGE_BYTES as usize, INT3);
     code
+}
+
+/// Which instruction restores the extended state of a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ExtendedState {
+    /// `xrstor`, for these parts.
+    Xsave(u8),
+    /// `fxrstor`: x87 and SSE.
+    Fxsave,
+}
+
+impl ExtendedState {
+    const fn mask(self) -> u8 {
+        match self {
+            Self::Xsave(parts) => parts,
+            Self::Fxsave => 0,
+        }
+    }
+
+    /// The byte that says which instruction, with an address relative to RIP.
+    const fn operand(self) -> u8 {
+        match self {
+            Self::Xsave(_) => 0x2d,
+            Self::Fxsave => 0x0d,
+        }
+    }
+}
+
+/// Where the state lies in the doorbell's page: 64-byte aligned.
+const STATE_OFFSET: usize = 0x400;
+
+/// The state of a processor after `init`, in the standard format (Intel SDM volume 1, 13.4): control words in the legacy
+/// part, and a header that says that all parts are initial.
+fn initial_state() -> [u8; 576] {
+    let mut state = [0; 576];
+    state[..2].copy_from_slice(&0x037f_u16.to_le_bytes()); // FCW
+    state[24..28].copy_from_slice(&0x1f80_u32.to_le_bytes()); // MXCSR
+    state
 }
 
 #[cfg(test)]
@@ -184,7 +232,7 @@ mod tests {
 
     #[test]
     fn the_only_writable_control_page_is_the_exception_stack() {
-        for page in pages() {
+        for page in pages(ExtendedState::Fxsave) {
             assert_eq!(page.rights.write, page.address == map::EXCEPTION_STACK, "{:#x}", page.address);
             assert!(page.rights.is_legal());
         }

@@ -1,37 +1,76 @@
-//! A KVM virtual machine's memory: slots over the host range, added as the guest uses more.
-#![allow(unsafe_code)] // One of the crate's four unsafe files: telling KVM where guest memory lies.
+//! A KVM virtual machine's memory: slots over the host range, added as the guest uses more, and the record of pages that
+//! the guest wrote.
+#![allow(unsafe_code)] // One of the crate's few unsafe files: telling KVM where guest memory lies.
 
+use std::os::fd::AsRawFd;
+
+use coracle_abi::PAGE_BYTES;
 use kvm_bindings::{
     KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE, KVM_MEM_LOG_DIRTY_PAGES, kvm_enable_cap,
     kvm_userspace_memory_region,
 };
 use kvm_ioctls::VmFd;
 
+use super::ring::Ring;
 use crate::backend::Vm;
 use crate::error::Error;
 use crate::memory::GuestMemory;
+use crate::paging::Frame;
+
+/// `KVM_RESET_DIRTY_RINGS`: `_IO(0xae, 0xc7)`, which kvm-ioctls does not have.
+const RESET_DIRTY_RINGS: libc::Ioctl = 0xaec7;
+
+/// A slot number and a guest-physical address that no guest memory uses: 2 TiB, above the largest sandbox.
+const DUMMY_SLOT: u32 = 500;
+const DUMMY_ADDRESS: u64 = 1 << 41;
+
+/// How KVM tells which pages the guest wrote.
+pub(super) enum Log {
+    /// In shared memory.
+    Ring(Ring),
+    /// By a system call for each slot, without write-protecting the pages again.
+    Bitmap,
+    /// Not at all: an old kernel.
+    None,
+}
 
 /// Memory slots of one VM. Slot n covers what the first n do not; a VM has a few of them at most, since
 /// [`crate::space`] doubles what is covered each time.
 pub(super) struct Machine {
     vm: VmFd,
-    slots: Vec<u64>, // Bytes of each.
-    covered: u64,    // Their sum.
+    slots: Vec<Slot>,
+    covered: u64, // The sum of their sizes.
     calls: u64,
-    tracks: bool, // Whether written pages can be asked for without write-protecting them again.
+    log: Log,
+}
+
+#[derive(Clone, Copy)]
+struct Slot {
+    first: u32, // Frame.
+    bytes: u64,
 }
 
 impl Machine {
-    /// Takes over a new VM, for which `calls` ioctls were made.
-    pub(super) fn new(vm: VmFd, calls: u64) -> Result<Self, Error> {
-        let cap = kvm_enable_cap {
-            cap: KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2,
-            args: [u64::from(KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE), 0, 0, 0],
-            ..kvm_enable_cap::default()
+    /// Takes over a new VM, for which `calls` ioctls were made, and whose ring has been mapped if it has one.
+    pub(super) fn new(vm: VmFd, ring: Option<Ring>, calls: u64) -> Self {
+        let log = match ring {
+            Some(ring) => Log::Ring(ring),
+            None if keep_bits(&vm) => Log::Bitmap,
+            None => Log::None,
         };
-        let tracks = vm.enable_cap(&cap).is_ok();
-        Ok(Self { vm, slots: Vec::new(), covered: 0, calls: calls + 1, tracks })
+        let calls = calls + u64::from(!matches!(log, Log::Ring(_)));
+        Self { vm, slots: Vec::new(), covered: 0, calls, log }
     }
+}
+
+/// Has KVM keep the bits of a dirty bitmap, and the pages writable, when the bitmap is read.
+fn keep_bits(vm: &VmFd) -> bool {
+    let cap = kvm_enable_cap {
+        cap: KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2,
+        args: [u64::from(KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE), 0, 0, 0],
+        ..kvm_enable_cap::default()
+    };
+    vm.enable_cap(&cap).is_ok()
 }
 
 impl Vm for Machine {
@@ -42,11 +81,12 @@ impl Vm for Machine {
         if bytes > memory.bytes() {
             return Err(crate::memory::OutOfRange.into());
         }
+        let slot = Slot { first: (self.covered / PAGE_BYTES) as u32, bytes: bytes - self.covered };
         let region = kvm_userspace_memory_region {
             slot: self.slots.len() as u32,
-            flags: if self.tracks { KVM_MEM_LOG_DIRTY_PAGES } else { 0 },
+            flags: if matches!(self.log, Log::None) { 0 } else { KVM_MEM_LOG_DIRTY_PAGES },
             guest_phys_addr: self.covered,
-            memory_size: bytes - self.covered,
+            memory_size: slot.bytes,
             userspace_addr: memory.host_address() + self.covered,
         };
         // SAFETY: the region lies in `memory` (checked above), whose owner, the address space, owns this VM too and
@@ -55,25 +95,69 @@ impl Vm for Machine {
         unsafe { self.vm.set_user_memory_region(region) }
             .map_err(|error| Error::refused("giving memory to the VM", error))?;
         self.calls += 1;
-        self.slots.push(bytes - self.covered);
+        self.slots.push(slot);
         self.covered = bytes;
         Ok(())
     }
 
-    fn pages_written(&mut self) -> Result<Option<u64>, Error> {
-        if !self.tracks {
-            return Ok(None);
+    fn collect_written(&mut self, memory: &mut GuestMemory) -> Result<Option<u64>, Error> {
+        let mut told = 0;
+        match &mut self.log {
+            Log::None => return Ok(None),
+            Log::Ring(ring) => {
+                while let Some(written) = ring.take() {
+                    // The upper half names the address space, of which there is one.
+                    let Some(slot) = self.slots.get((written.slot & 0xffff) as usize) else { continue };
+                    memory.note_written(Frame(slot.first + written.offset as u32));
+                    told += 1;
+                }
+            }
+            Log::Bitmap => {
+                for (number, slot) in self.slots.iter().enumerate() {
+                    let bits = self.vm.get_dirty_log(number as u32, slot.bytes as usize);
+                    let bits = bits.map_err(|error| Error::refused("asking KVM for written pages", error))?;
+                    self.calls += 1;
+                    for (word, mut bits) in (0..).zip(bits) {
+                        while bits != 0 {
+                            memory.note_written(Frame(slot.first + word * 64 + bits.trailing_zeros()));
+                            bits &= bits - 1;
+                            told += 1;
+                        }
+                    }
+                }
+            }
         }
-        let mut pages = 0;
-        for (slot, bytes) in self.slots.iter().enumerate() {
-            let log = self
-                .vm
-                .get_dirty_log(slot as u32, *bytes as usize)
-                .map_err(|error| Error::refused("asking KVM for written pages", error))?;
+        Ok(Some(told))
+    }
+
+    fn empty_log(&mut self, memory: &mut GuestMemory) -> Result<(), Error> {
+        self.collect_written(memory)?;
+        // SAFETY: the ioctl takes no argument and touches no memory of this process but the rings, whose entries that we
+        // marked it takes back.
+        let result = unsafe { libc::ioctl(self.vm.as_raw_fd(), RESET_DIRTY_RINGS, 0) };
+        self.calls += 1;
+        if result < 0 {
+            return Err(Error::refused("emptying the dirty ring", std::io::Error::last_os_error()));
+        }
+        Ok(())
+    }
+
+    fn forget_translations(&mut self, memory: &GuestMemory) -> Result<(), Error> {
+        for bytes in [PAGE_BYTES, 0] {
+            let region = kvm_userspace_memory_region {
+                slot: DUMMY_SLOT,
+                flags: 0,
+                guest_phys_addr: DUMMY_ADDRESS,
+                memory_size: bytes,
+                userspace_addr: memory.host_address(),
+            };
+            // SAFETY: as in `cover`: the page lies in `memory`, which is never empty. It is there for the moment between
+            // two system calls, in which the guest does not run; removing a slot makes KVM drop every translation.
+            unsafe { self.vm.set_user_memory_region(region) }
+                .map_err(|error| Error::refused("dropping the VM's translations", error))?;
             self.calls += 1;
-            pages += log.iter().map(|bits| u64::from(bits.count_ones())).sum::<u64>();
         }
-        Ok(Some(pages))
+        Ok(())
     }
 
     fn hypervisor_calls(&self) -> u64 {

@@ -6,13 +6,15 @@
 //! | `control.rs` | descriptor tables and stub, as bytes |
 //! | `cpuid.rs` | what the guest sees of its processor |
 //! | `machine.rs` | memory slots |
+//! | `ring.rs` | written pages, told in shared memory |
 //! | `processor.rs` | registers, entering, exits |
 
 mod control;
 mod cpuid;
 mod machine;
 mod processor;
+mod ring;
 mod system;
 
 pub use cpuid::CpuTemplate;
-pub use system::{Capability, Kvm, KvmReport};
+pub use system::{Capability, DirtyLog, Kvm, KvmReport};

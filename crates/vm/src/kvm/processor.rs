@@ -157,6 +157,24 @@ impl Processor {
         self.calls += 1;
     }
 
+    /// Whether the data segments are as at the start. Ring 3 may load others, and leave a few bits in them.
+    fn has_plain_segments(&self) -> bool {
+        let sregs = self.vcpu.sync_regs().sregs;
+        [sregs.ds, sregs.es, sregs.fs, sregs.gs].iter().all(|segment| segment.selector == control::USER_DATA)
+    }
+
+    fn plain_segments(&mut self) {
+        if self.has_plain_segments() {
+            return;
+        }
+        let data = self.user_data;
+        let sregs = &mut self.vcpu.sync_regs_mut().sregs;
+        let (fs, gs) = (sregs.fs.base, sregs.gs.base);
+        (sregs.ds, sregs.es) = (data, data);
+        (sregs.fs, sregs.gs) = (kvm_segment { base: fs, ..data }, kvm_segment { base: gs, ..data });
+        self.vcpu.set_sync_dirty_reg(SyncReg::SystemRegister);
+    }
+
     /// Puts the vCPU back to ring 3 after the stub.
     fn leave_stub(&mut self) {
         let (code, data) = (self.user_code, self.user_data);
@@ -178,7 +196,12 @@ impl Vcpu for Processor {
             Ok(VcpuExit::IoIn(port, _)) => Some(port),
             Ok(VcpuExit::Shutdown) => return Ok(Exit::Shutdown),
             Ok(VcpuExit::Intr) => return Ok(Exit::Interrupted),
-            Ok(_) => return Ok(Exit::Unexpected(self.vcpu.get_kvm_run().exit_reason)),
+            Ok(_) => {
+                return Ok(match self.vcpu.get_kvm_run().exit_reason {
+                    kvm_bindings::KVM_EXIT_DIRTY_RING_FULL => Exit::LogFull,
+                    reason => Exit::Unexpected(reason),
+                });
+            }
             Err(error) => {
                 return match std::io::Error::from(error) {
                     error if error.kind() == std::io::ErrorKind::Interrupted => Ok(Exit::Interrupted),
@@ -211,9 +234,15 @@ impl Vcpu for Processor {
     }
 
     fn set_registers(&mut self, registers: &Registers) {
-        if self.pending == Some(canonical(registers.rip)) {
+        if self.is_parked() && self.has_plain_segments() && *registers == self.registers() {
+            return; // The next entry continues there anyhow.
+        }
+        // Behind the doorbell's `out` it has been stepped over already.
+        let rip = canonical(registers.rip);
+        if self.pending == Some(rip) && rip != map::DOORBELL + control::OUT_BYTES {
             self.finish_pending();
         }
+        self.plain_segments();
         let sync = self.vcpu.sync_regs_mut();
         sync.regs = to_kvm(registers);
         let bases = (sync.sregs.fs.base, sync.sregs.gs.base);
@@ -226,6 +255,12 @@ impl Vcpu for Processor {
             self.leave_stub();
         }
         self.origin = Origin::Ring3;
+    }
+
+    fn is_parked(&self) -> bool {
+        self.origin == Origin::Ring3
+            && self.pending.is_some()
+            && self.registers().rip == map::DOORBELL + control::OUT_BYTES
     }
 
     fn finish_syscall(&mut self, result: i64) {

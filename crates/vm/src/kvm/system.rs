@@ -4,11 +4,12 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_sregs};
-use kvm_ioctls::Kvm as KvmFd;
+use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_enable_cap, kvm_sregs};
+use kvm_ioctls::{Kvm as KvmFd, VmFd};
 
+use super::control::ExtendedState;
 use super::cpuid::{self, CpuTemplate};
-use super::{control, machine, processor};
+use super::{control, machine, processor, ring};
 use crate::backend::{Backend, ControlPage, Pair, Parts};
 use crate::error::{Error, ErrorKind};
 use crate::kick;
@@ -21,6 +22,17 @@ const API_VERSION: i32 = 12;
 pub struct Kvm {
     system: Arc<System>,
     table: Arc<CpuId>,
+    log: DirtyLog,
+}
+
+/// How KVM tells which pages a guest wrote.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum DirtyLog {
+    /// A ring in shared memory, where the kernel has it; else the bitmap.
+    #[default]
+    Best,
+    /// A bitmap, by a system call for each memory slot.
+    Bitmap,
 }
 
 /// What a process needs to know of `/dev/kvm` once.
@@ -104,7 +116,13 @@ impl Kvm {
             }
         };
         let table = system.table(template)?;
-        Ok(Self { system, table })
+        Ok(Self { system, table, log: DirtyLog::Best })
+    }
+
+    /// The same with another way to learn which pages guests wrote: for comparison and for tests.
+    #[must_use]
+    pub fn with_dirty_log(self, log: DirtyLog) -> Self {
+        Self { log, ..self }
     }
 
     /// What this KVM can do.
@@ -157,7 +175,9 @@ impl System {
                 missing.join(", ")
             )));
         }
-        let table = Arc::new(cpuid::apply(&self.supported, template)?);
+        // Where ring 3 runs natively it has the processor's state, whatever the table says: then that must be reset, too.
+        let visible = if has_hardware_virtualization() { template } else { CpuTemplate::Host };
+        let table = Arc::new(cpuid::apply(&self.supported, visible)?);
         tables.insert(template, Arc::clone(&table));
         Ok(table)
     }
@@ -167,6 +187,16 @@ impl System {
 fn has_hardware_virtualization() -> bool {
     let flags = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     flags.split_ascii_whitespace().any(|flag| matches!(flag, "vmx" | "svm"))
+}
+
+/// Has the VM's vCPUs tell written pages in a ring, if this kernel can.
+fn enable_ring(vm: &VmFd) -> bool {
+    let cap = kvm_enable_cap {
+        cap: kvm_bindings::KVM_CAP_DIRTY_LOG_RING,
+        args: [ring::BYTES as u64, 0, 0, 0],
+        ..kvm_enable_cap::default()
+    };
+    vm.enable_cap(&cap).is_ok()
 }
 
 fn has(kvm: &KvmFd, want: &Capability) -> bool {
@@ -201,6 +231,8 @@ impl Backend for Kvm {
 
     fn create(&self, parts: &Parts) -> Result<Pair, Error> {
         let vm = self.system.kvm.create_vm().map_err(|error| Error::refused("creating a VM", error))?;
+        // Before there is a vCPU.
+        let has_ring = self.log == DirtyLog::Best && enable_ring(&vm);
         let vcpu = vm.create_vcpu(0).map_err(|error| Error::refused("creating a vCPU", error))?;
         let mut calls = 2;
         let reset = match self.system.reset.get() {
@@ -211,13 +243,19 @@ impl Backend for Kvm {
                 self.system.reset.get_or_init(|| sregs)
             }
         };
+        let map_ring = || ring::Ring::map(&vcpu).map_err(|error| Error::refused("mapping the dirty ring", error));
+        let ring = has_ring.then(map_ring).transpose()?;
+        calls += u64::from(self.log == DirtyLog::Best);
         let processor = processor::Processor::new(vcpu, &self.table, reset, parts)?;
-        let machine = machine::Machine::new(vm, calls)?;
+        let machine = machine::Machine::new(vm, ring, calls);
         Ok((Box::new(machine), Box::new(processor)))
     }
 
     fn control_pages(&self) -> Vec<ControlPage> {
-        control::pages()
+        control::pages(match cpuid::xcr0(&self.table) {
+            0 => ExtendedState::Fxsave,
+            parts => ExtendedState::Xsave(parts as u8),
+        })
     }
 }
 

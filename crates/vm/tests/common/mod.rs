@@ -35,7 +35,12 @@ pub fn guest(code: &[u8]) -> Option<Guest> {
 
 impl Guest {
     pub fn run(&mut self) -> Exit {
-        self.vcpu.run(self.space.memory_mut()).unwrap()
+        loop {
+            match self.vcpu.run(self.space.memory_mut()).unwrap() {
+                Exit::LogFull => self.space.empty_log().unwrap(),
+                exit => return exit,
+            }
+        }
     }
 
     pub fn exception(&mut self) -> coracle_vm::Exception {

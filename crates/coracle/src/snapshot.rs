@@ -1,0 +1,139 @@
+//! The state of a sandbox between two calls, frozen.
+//!
+//! A snapshot is a value: immutable, cheap to clone, shared between threads. Taking one costs what the guest wrote since
+//! the last; putting a sandbox back costs what it wrote since. The guest waits inside the doorbell's page when it is taken,
+//! and that page gives it fresh vector and x87 registers when it goes on: so a snapshot holds memory, general registers and
+//! what the host knows of the guest, and nothing of the processor's make.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use coracle_abi::boot::BootInfo;
+use coracle_abi::map;
+use coracle_snapshot::{Content, Pages};
+use coracle_vm::paging::Frame;
+use coracle_vm::{Backend, PageContent, Registers, Space, SpaceError, SpaceState, Span};
+
+use crate::builder::Builder;
+use crate::config::Config;
+use crate::entropy;
+use crate::error::{Error, ErrorKind};
+use crate::host::HostFunctions;
+use crate::image::Image;
+use crate::interface::Interface;
+use crate::linux::LinuxState;
+use crate::sandbox::Exported;
+use crate::transport::Transport;
+
+/// A sandbox's state, frozen between two calls: from [`Sandbox::snapshot`](crate::Sandbox::snapshot).
+///
+/// ```
+/// # use coracle::{Sandbox, fake::FakeGuest};
+/// # let guest = FakeGuest::new().function("double", |n: u32| Ok::<_, String>(n * 2));
+/// let mut sandbox = Sandbox::builder(&guest.image()).backend(guest.backend()).build()?;
+/// let clean = sandbox.snapshot()?;
+/// sandbox.call::<u32>("double", 21u32)?;
+/// sandbox.restore(&clean)?; // As if that call had never been.
+/// # Ok::<(), coracle::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Snapshot(pub(crate) Arc<State>);
+
+/// What a snapshot holds.
+pub(crate) struct State {
+    pub(crate) pages: Pages,
+    pub(crate) space: SpaceState,
+    pub(crate) registers: Registers,
+    pub(crate) linux: LinuxState,
+    pub(crate) transport: Transport,
+    pub(crate) functions: Arc<HashMap<String, Exported>>,
+    pub(crate) interface: Arc<Interface>,
+    pub(crate) image: Image,
+    pub(crate) stack: Span,
+    pub(crate) config: Config,
+    pub(crate) host_functions: HostFunctions,
+    pub(crate) backend: Arc<dyn Backend>,
+    /// What the sandbox's monotonic clock showed.
+    pub(crate) age: Duration,
+}
+
+impl Snapshot {
+    /// Describes new sandboxes that start in this state: with the host functions and settings of the sandbox that it is
+    /// from, which may be replaced, and with empty streams. Memory and processor cannot change.
+    pub fn builder(&self) -> Builder {
+        Builder::from_snapshot(self)
+    }
+
+    /// Pages that are not zero.
+    pub fn pages(&self) -> usize {
+        self.0.pages.numbers().count()
+    }
+
+    /// Pages in which it differs from the snapshot that its sandbox was based on.
+    pub fn own_pages(&self) -> usize {
+        self.0.pages.own_pages()
+    }
+
+    /// Snapshots between this one and the empty state.
+    pub fn depth(&self) -> usize {
+        self.0.pages.depth()
+    }
+
+    /// Whether a sandbox with this much memory can be put to this state.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] with both sizes.
+    pub(crate) fn check_memory(&self, bytes: u64) -> Result<(), Error> {
+        let own = self.0.config.memory_bytes;
+        if own == bytes {
+            return Ok(());
+        }
+        let message = format!(
+            "the snapshot is of a sandbox with {own} bytes of memory, this one has {bytes}: make them with the same \
+             memory_bytes"
+        );
+        Err(Error::new(ErrorKind::Config, message))
+    }
+}
+
+impl State {
+    /// The content of a page, `None` for zeros.
+    pub(crate) fn content(&self, page: Frame) -> Option<&PageContent> {
+        match self.pages.page(page.0) {
+            Content::Zero => None,
+            Content::Bytes(bytes) => Some(bytes),
+        }
+    }
+}
+
+impl fmt::Debug for Snapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Snapshot")
+            .field("image", &self.0.image.name())
+            .field("own_pages", &self.own_pages())
+            .field("depth", &self.depth())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Puts a new generation number and fresh random bytes into the boot page: no two lives of a guest have the same.
+pub(crate) fn renew(space: &mut Space) -> Result<(), Error> {
+    // From 1 on: the first generation of a sandbox that was booted is 1, too, and no other one's.
+    static GENERATIONS: AtomicU64 = AtomicU64::new(2);
+    const AT: usize = core::mem::offset_of!(BootInfo, generation);
+    const _: () = assert!(core::mem::offset_of!(BootInfo, entropy) == AT + 8);
+    let mut bytes = [0; 8 + 32];
+    let (generation, random) = bytes.split_at_mut(8);
+    generation.copy_from_slice(&GENERATIONS.fetch_add(1, Ordering::Relaxed).to_le_bytes());
+    entropy::fill(random).map_err(|error| {
+        Error::new(ErrorKind::Host, "the host's kernel gives no random bytes for the guest").with_source(error)
+    })?;
+    match space.load(map::BOOT_PAGE + AT as u64, &bytes) {
+        // A guest that is no SDK guest has none.
+        Ok(()) | Err(SpaceError::NotMapped) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}

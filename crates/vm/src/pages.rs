@@ -1,0 +1,93 @@
+//! Sets of pages of guest-physical memory. Pure book-keeping.
+
+use crate::paging::Frame;
+
+/// A set of pages that remembers the order in which they came. Adding and asking cost the same however many there are;
+/// going through it costs what is in it, not what could be.
+#[derive(Clone, Debug, Default)]
+pub struct PageSet {
+    bits: Vec<u64>,
+    list: Vec<u32>, // Invariant: the pages whose bit is set, each once.
+}
+
+impl PageSet {
+    /// An empty set for pages below `pages`.
+    pub fn with_capacity(pages: u64) -> Self {
+        // Zeroed memory comes from the kernel page by page, when touched.
+        Self { bits: vec![0; usize::try_from(pages.div_ceil(64)).unwrap_or(0)], list: Vec::new() }
+    }
+
+    /// Adds a page. Whether it was not there before; also `false` if the set has no place for it.
+    #[inline]
+    pub fn insert(&mut self, page: Frame) -> bool {
+        let Some(word) = self.bits.get_mut(page.0 as usize / 64) else { return false };
+        let bit = 1 << (page.0 % 64);
+        if *word & bit != 0 {
+            return false;
+        }
+        *word |= bit;
+        self.list.push(page.0);
+        true
+    }
+
+    /// Whether the page is there.
+    pub fn contains(&self, page: Frame) -> bool {
+        self.bits.get(page.0 as usize / 64).is_some_and(|word| word & 1 << (page.0 % 64) != 0)
+    }
+
+    /// The pages, in the order in which they came.
+    pub fn as_slice(&self) -> &[u32] {
+        &self.list
+    }
+
+    /// Number of pages.
+    pub fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// Takes out all pages for which `keep` says no.
+    pub fn retain(&mut self, mut keep: impl FnMut(Frame) -> bool) {
+        let Self { bits, list } = self;
+        list.retain(|page| {
+            let kept = keep(Frame(*page));
+            if !kept {
+                bits[*page as usize / 64] &= !(1 << (page % 64));
+            }
+            kept
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_there_once() {
+        let mut set = PageSet::with_capacity(100);
+        assert!(set.insert(Frame(99)) && set.insert(Frame(3)) && !set.insert(Frame(99)));
+        assert_eq!(set.as_slice(), [99, 3]);
+        assert!(set.contains(Frame(3)) && !set.contains(Frame(4)));
+    }
+
+    #[test]
+    fn a_page_outside_has_no_place() {
+        let mut set = PageSet::with_capacity(64);
+        assert!(!set.insert(Frame(64)) && !set.insert(Frame(u32::MAX)));
+        assert!(!set.contains(Frame(u32::MAX)) && set.is_empty());
+    }
+
+    #[test]
+    fn what_is_taken_out_can_come_back() {
+        let mut set = PageSet::with_capacity(256);
+        (0..200).for_each(|page| assert!(set.insert(Frame(page))));
+        set.retain(|page| page.0 % 2 == 0);
+        assert_eq!((set.len(), set.contains(Frame(7)), set.contains(Frame(8))), (100, false, true));
+        assert!(set.insert(Frame(7)));
+    }
+}
