@@ -21,6 +21,9 @@ pub struct Config {
     /// sixteenth of the memory.
     pub payload_bytes: Option<u64>,
     /// How long one entry may take: booting, a call, a whole program. Default: no limit.
+    ///
+    /// When the time is over, a signal interrupts the thread every millisecond until the entry has ended: a host function
+    /// that is running then, or a stream's reader or writer, sees its system calls fail with `EINTR`.
     pub timeout: Option<Duration>,
     /// The processor that the guest sees.
     pub cpu: CpuTemplate,

@@ -45,7 +45,8 @@ pub enum Cause {
     Abort,
     /// The program sent itself this signal.
     Signal(i32),
-    /// It panicked; message, file, line and column are the guest's own words.
+    /// It panicked. Message and place are the guest's own words, of any length and with any characters: escape them where
+    /// they are shown.
     Panic {
         /// What it said.
         message: String,

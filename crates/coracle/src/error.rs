@@ -1,4 +1,7 @@
 //! The one error of this crate: a kind to branch on, a sentence to read, a source.
+//!
+//! The text of [`ErrorKind::GuestReturned`], and of a panic, is the guest's own: escape it where control characters could
+//! do harm.
 
 use std::error::Error as StdError;
 use std::fmt;

@@ -75,12 +75,13 @@ impl Machine {
         let parts = Parts { root: Space::ROOT, exception_stack: Space::EXCEPTION_STACK };
         let (vm, vcpu) = backend.create(&parts)?;
         let mut space = Space::new(memory, vm, &backend.control_pages())?;
-        let image_pages: u64 = layout.image.iter().map(|(span, _)| span.pages()).sum();
-        let early = (image_pages + EARLY_PAGES).min(space.memory().bytes() / PAGE_BYTES);
-        space.memory_mut().populate(0..early * PAGE_BYTES);
         for (span, rights) in &layout.image {
             space.map(*span, *rights, Fill::Now, Promise::Committed)?;
         }
+        // In one go what is written here and at once: what the file holds, not what the image claims besides.
+        let file_pages: u64 = image.segments().iter().map(|segment| segment.file.len() as u64 / PAGE_BYTES + 2).sum();
+        let early = (file_pages + EARLY_PAGES).min(space.memory().bytes() / PAGE_BYTES);
+        space.memory_mut().populate(0..early * PAGE_BYTES);
         for segment in image.segments() {
             space.load(segment.address.wrapping_add(image.load_bias()), &image.bytes()[segment.file.clone()])?;
         }

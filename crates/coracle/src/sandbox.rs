@@ -238,14 +238,20 @@ impl Sandbox {
             return Err(Error::new(ErrorKind::GuestReturned, message));
         }
         let Machine { space, linux, image, stack, .. } = &mut self.machine;
-        space.collect_written()?;
+        if space.collect_written()?.is_none() {
+            let message = "this kernel's KVM does not tell which pages a guest writes: use a newer kernel";
+            return Err(Error::new(ErrorKind::Host, message));
+        }
+        self.also.clear();
+        self.also.extend(space.memory().changed().map(|page| page.0));
         let memory = space.memory();
         let mut lost = false;
-        let pages = self.reference.derive(memory.written().as_slice(), |page, out| {
+        let pages = self.reference.derive(&self.also, |page, out| {
             lost |= memory.read(Frame(page).address(), out).is_err();
         });
-        debug_assert!(!lost, "a written page lies outside of memory");
+        debug_assert!(!lost, "a changed page lies outside of memory");
         self.reference = pages.clone();
+        space.memory_mut().forget_touched();
         Ok(Snapshot(Arc::new(State {
             pages,
             space: space.state(),

@@ -137,37 +137,57 @@ impl Output {
         Self(Sink::Writer(Box::new(writer)))
     }
 
-    pub(crate) fn write(&mut self, bytes: &[u8]) -> WriteOutcome {
+    pub(crate) fn write(&mut self, bytes: &[u8], deadline: &Deadline) -> WriteOutcome {
         let result = match &mut self.0 {
             Sink::Null => Ok(bytes.len()),
-            Sink::InheritOutput => write_all(rustix::stdio::stdout(), bytes),
-            Sink::InheritError => write_all(rustix::stdio::stderr(), bytes),
+            Sink::InheritOutput => write_all(&mut Descriptor(rustix::stdio::stdout()), bytes, deadline),
+            Sink::InheritError => write_all(&mut Descriptor(rustix::stdio::stderr()), bytes, deadline),
             Sink::Capture(captured, limit) => {
                 let mut buffer = captured.0.lock().unwrap_or_else(PoisonError::into_inner);
                 let fits = bytes.len().min(limit.saturating_sub(buffer.len()));
                 buffer.extend_from_slice(&bytes[..fits]);
                 Ok(fits)
             }
-            Sink::Writer(writer) => writer.write_all(bytes).and_then(|()| writer.flush()).map(|()| bytes.len()),
+            Sink::Writer(writer) => write_all(writer, bytes, deadline),
         };
         match result {
             Ok(bytes) => WriteOutcome::Bytes(bytes),
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => WriteOutcome::Closed,
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => WriteOutcome::TimedOut,
             Err(_) => WriteOutcome::Failed,
         }
     }
 }
 
-/// Past std's buffers, which would hold a guest's output back.
-fn write_all(stream: impl rustix::fd::AsFd, bytes: &[u8]) -> io::Result<usize> {
+/// One of the host process's own descriptors, past std's buffers, which would hold a guest's output back.
+struct Descriptor<F>(F);
+
+impl<F: rustix::fd::AsFd> Write for Descriptor<F> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(rustix::io::write(&self.0, bytes)?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Writes everything, unless the deadline interrupts: [`io::ErrorKind::TimedOut`].
+fn write_all(writer: &mut dyn Write, bytes: &[u8], deadline: &Deadline) -> io::Result<usize> {
     let mut done = 0;
     while done < bytes.len() {
-        match rustix::io::write(&stream, &bytes[done..]) {
-            Ok(written) => done += written,
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
+        match writer.write(&bytes[done..]) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => done += written.min(bytes.len() - done),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                if deadline.is_over() {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+            }
+            Err(error) => return Err(error),
         }
     }
+    writer.flush()?;
     Ok(done)
 }
 
@@ -189,6 +209,8 @@ pub(crate) enum WriteOutcome {
     Bytes(usize),
     /// Nobody reads any more.
     Closed,
+    /// The deadline passed while the sink took nothing.
+    TimedOut,
     Failed,
 }
 
@@ -206,13 +228,14 @@ mod tests {
 
     #[test]
     fn a_capture_takes_what_fits() {
+        let never = Deadline::never();
         let (mut output, captured) = Output::capture(5);
-        assert_eq!(output.write(b"abc"), WriteOutcome::Bytes(3));
-        assert_eq!(output.write(b"defg"), WriteOutcome::Bytes(2));
-        assert_eq!(output.write(b"h"), WriteOutcome::Bytes(0));
+        assert_eq!(output.write(b"abc", &never), WriteOutcome::Bytes(3));
+        assert_eq!(output.write(b"defg", &never), WriteOutcome::Bytes(2));
+        assert_eq!(output.write(b"h", &never), WriteOutcome::Bytes(0));
         assert_eq!(captured.text(), "abcde");
         assert_eq!(captured.take(), b"abcde");
-        assert_eq!(output.write(b"h"), WriteOutcome::Bytes(1));
+        assert_eq!(output.write(b"h", &never), WriteOutcome::Bytes(1));
     }
 
     #[test]
@@ -234,7 +257,26 @@ mod tests {
                 Ok(())
             }
         }
-        assert_eq!(Output::writer(Broken).write(b"x"), WriteOutcome::Closed);
+        assert_eq!(Output::writer(Broken).write(b"x", &Deadline::never()), WriteOutcome::Closed);
+    }
+
+    #[test]
+    fn a_stalled_sink_does_not_outlast_the_deadline() {
+        struct Stalled;
+        impl Write for Stalled {
+            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+                Err(io::ErrorKind::Interrupted.into())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        struct NoKick;
+        impl coracle_vm::Kick for NoKick {
+            fn kick(&self, _: coracle_vm::kick::ThreadId) {}
+        }
+        let deadline = Deadline::after(std::time::Duration::from_millis(5), Arc::new(NoKick));
+        assert_eq!(Output::writer(Stalled).write(b"x", &deadline), WriteOutcome::TimedOut);
     }
 
     #[test]

@@ -105,6 +105,16 @@ pub struct Registers {
     pub gs_base: u64,
 }
 
+impl Registers {
+    /// Whether a guest that waits inside the doorbell's page with these registers goes on as with `other`: the page itself
+    /// gives all others a new value.
+    pub fn same_at_doorbell(&self, other: &Self) -> bool {
+        const KEPT_FLAGS: u64 = TRAP_FLAG | 1 << 10 | 1 << 18 | 1 << 21; // TF, DF, AC, ID
+        let kept = |r: &Self| [r.rbx, r.rbp, r.rsp, r.r12, r.r13, r.r14, r.r15, r.rip, r.fs_base, r.gs_base];
+        kept(self) == kept(other) && (self.rflags ^ other.rflags) & KEPT_FLAGS == 0
+    }
+}
+
 /// The flags that ring 3 may change: status flags, TF, DF, AC, ID. Everything else is the host's: no guest value can
 /// raise IOPL.
 pub const USER_FLAGS: u64 = 0x24_0dd5;

@@ -122,7 +122,7 @@ impl Vm for FakeVm {
     }
 
     fn collect_written(&mut self, _: &mut GuestMemory) -> Result<Option<u64>, Error> {
-        Ok(None) // A script's writes go through `GuestMemory`, which notes them itself.
+        Ok(Some(0)) // A script's writes go through `GuestMemory`, which notes them itself.
     }
 
     fn empty_log(&mut self, _: &mut GuestMemory) -> Result<(), Error> {

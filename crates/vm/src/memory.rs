@@ -19,7 +19,8 @@ use crate::paging::Frame;
 pub struct GuestMemory {
     host: NonNull<u8>,
     bytes: usize, // Invariant: `host` is a mapping of this many bytes that only this value owns.
-    written: PageSet,
+    hot: PageSet,
+    touched: PageSet,
 }
 
 // SAFETY: the mapping belongs to this value alone and is not tied to the thread that made it.
@@ -41,7 +42,12 @@ impl GuestMemory {
         let host =
             unsafe { mm::mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags) }?;
         let host = NonNull::new(host.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let memory = Self { host, bytes, written: PageSet::with_capacity(size.pages()) };
+        let memory = Self {
+            host,
+            bytes,
+            hot: PageSet::with_capacity(size.pages()),
+            touched: PageSet::with_capacity(size.pages()),
+        };
         // A huge page would be zeroed whole at the first touch of any part. Not all kernels have them.
         let _ = memory.advise(0..size.get(), Advice::LinuxNoHugepage);
         // A core dump of the host must not hold its guests' memory.
@@ -71,16 +77,37 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// Pages that may differ from what the owner last knew: each that was written by [`GuestMemory::write`], discarded, or
-    /// noted for the guest.
-    pub fn written(&self) -> &PageSet {
-        &self.written
+    /// Pages that the guest wrote, as far as they were noted. It can write them again without being noticed.
+    pub fn hot(&self) -> &PageSet {
+        &self.hot
+    }
+
+    /// Pages that were changed from here, by [`GuestMemory::write`] or [`GuestMemory::discard`], since the last
+    /// [`GuestMemory::forget_touched`].
+    pub fn touched(&self) -> &PageSet {
+        &self.touched
+    }
+
+    /// Whether the page is hot or touched.
+    pub fn is_changed(&self, page: Frame) -> bool {
+        self.hot.contains(page) || self.touched.contains(page)
+    }
+
+    /// The pages that are hot or touched, each once.
+    pub fn changed(&self) -> impl Iterator<Item = Frame> {
+        let touched = self.touched.as_slice().iter().filter(|page| !self.hot.contains(Frame(**page)));
+        self.hot.as_slice().iter().chain(touched).map(|page| Frame(*page))
+    }
+
+    /// From here on the content of all pages is known again: the guest's next write to a page that is not hot is noticed.
+    pub fn forget_touched(&mut self) {
+        self.touched.clear();
     }
 
     /// Notes that the guest wrote this page.
     #[inline]
     pub fn note_written(&mut self, page: Frame) {
-        self.written.insert(page);
+        self.hot.insert(page);
     }
 
     /// Puts a page back to a known content, without noting it: zeros if there is none.
@@ -102,7 +129,7 @@ impl GuestMemory {
     fn note_range(&mut self, at: u64, bytes: u64) {
         if bytes != 0 {
             for page in at / PAGE_BYTES..=(at + bytes - 1) / PAGE_BYTES {
-                self.written.insert(Frame(page as u32));
+                self.touched.insert(Frame(page as u32));
             }
         }
     }

@@ -223,6 +223,7 @@ pub struct Space {
     covered: u64, // Invariant: `vm` covers guest-physical memory up to here.
     /// The state that areas and page tables are those of, while they are.
     version: Option<u64>,
+    changed: Vec<Frame>, // Kept from restore to restore, so that none allocates.
 }
 
 /// What an address space is, apart from the content of memory. For snapshots: [`Space::state`].
@@ -268,6 +269,7 @@ impl Space {
             areas,
             covered: 0,
             version: None,
+            changed: Vec::new(),
         };
         let (root, exception_stack) = (space.allocate()?, space.allocate()?);
         debug_assert_eq!((root, exception_stack), (Self::ROOT, Self::EXCEPTION_STACK));
@@ -291,7 +293,19 @@ impl Space {
     ) -> Result<Self, SpaceError> {
         let SpaceState { frames, tables, committed, loose, areas, version } = state.clone();
         let (root, version) = (Self::ROOT, Some(version));
-        let mut space = Self { memory, vm, frames, root, tables, committed, loose, areas, covered: 0, version };
+        let mut space = Self {
+            memory,
+            vm,
+            frames,
+            root,
+            tables,
+            committed,
+            loose,
+            areas,
+            covered: 0,
+            version,
+            changed: Vec::new(),
+        };
         if let Some(last) = state.frames.last() {
             space.cover(last)?;
         }
@@ -669,8 +683,8 @@ impl Space {
     }
 
     /// Puts address space and memory back to `state`, whose pages' content `content` gives (`None`: zeros). Pages that are
-    /// [written](GuestMemory::written), and those in `also`, ascending, may differ from it; no others do. What is written
-    /// stays noted: the guest can write those pages again without being noticed.
+    /// [changed](GuestMemory::changed), and those in `also`, ascending, may differ from it; no others do. What is hot
+    /// stays so: the guest can write those pages again without being noticed.
     ///
     /// # Errors
     /// When the state needs more memory than there is, and the hypervisor's. The address space is in an unknown state then.
@@ -685,15 +699,15 @@ impl Space {
         }
         let same_tables = self.version == Some(state.version);
         let stale = if same_tables { Stale::default() } else { self.stale(also, &mut content)? };
-        for at in 0..self.memory.written().len() {
-            let page = Frame(self.memory.written().as_slice()[at]);
-            self.memory.restore(page, content(page))?;
+        let mut changed = std::mem::take(&mut self.changed);
+        changed.clear();
+        changed.extend(self.memory.changed());
+        changed.extend(also.iter().map(|page| Frame(*page)).filter(|page| !self.memory.is_changed(*page)));
+        for page in &changed {
+            self.memory.restore(*page, content(*page))?;
         }
-        for page in also.iter().map(|page| Frame(*page)) {
-            if !self.memory.written().contains(page) {
-                self.memory.restore(page, content(page))?;
-            }
-        }
+        self.changed = changed;
+        self.memory.forget_touched();
         if stale.above {
             self.vm.forget_translations(&self.memory)?;
         } else {
@@ -718,7 +732,7 @@ impl Space {
         content: &mut impl FnMut(Frame) -> Option<&'c PageContent>,
     ) -> Result<Stale, SpaceError> {
         let mut stale = Stale::default();
-        let may_differ = |table: Frame| self.memory.written().contains(table) || also.binary_search(&table.0).is_ok();
+        let may_differ = |table: Frame| self.memory.is_changed(table) || also.binary_search(&table.0).is_ok();
         let tables = paging::tables(&self.memory, self.root)?;
         for table in tables.above.into_iter().filter(|table| may_differ(*table)) {
             let future = content(table).unwrap_or(&ZEROS);

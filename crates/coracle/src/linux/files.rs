@@ -191,7 +191,7 @@ impl Linux {
         self.read(space, deadline, fd, 0, 0)
     }
 
-    pub(super) fn write(&mut self, space: &mut Space, fd: u64, at: u64, bytes: u64) -> Answer {
+    pub(super) fn write(&mut self, space: &mut Space, deadline: &Deadline, fd: u64, at: u64, bytes: u64) -> Answer {
         let stream = self.files.get(fd)?;
         let output = match stream {
             Stream::Input => return Err(Errno::EBADF.into()),
@@ -209,7 +209,7 @@ impl Linux {
                 Ok(&chunk[..size])
             });
             let failure = match fetched {
-                Ok(piece) => match output.write(piece) {
+                Ok(piece) => match output.write(piece, deadline) {
                     WriteOutcome::Bytes(bytes) if bytes == piece.len() => {
                         done += bytes as u64;
                         continue;
@@ -218,6 +218,7 @@ impl Linux {
                         done += bytes as u64;
                         Errno::ENOSPC.into()
                     }
+                    WriteOutcome::TimedOut => return Ok(Outcome::TimedOut),
                     WriteOutcome::Closed => Errno::EPIPE.into(),
                     WriteOutcome::Failed => Errno::EIO.into(),
                 },
@@ -231,13 +232,13 @@ impl Linux {
         Ok(Outcome::Return(done as i64))
     }
 
-    pub(super) fn writev(&mut self, space: &mut Space, fd: u64, at: u64, pieces: u64) -> Answer {
+    pub(super) fn writev(&mut self, space: &mut Space, deadline: &Deadline, fd: u64, at: u64, pieces: u64) -> Answer {
         self.files.get(fd)?;
         let mut total = 0;
         for n in 0..check_pieces(pieces)? {
             let written = piece(space, at, n).and_then(|(address, bytes)| {
                 let allowed = bytes.min(MOVE_MAX - total);
-                Ok((bytes, self.write(space, fd, address, allowed)?))
+                Ok((bytes, self.write(space, deadline, fd, address, allowed)?))
             });
             match written {
                 Ok((bytes, Outcome::Return(written))) => {

@@ -177,8 +177,8 @@ impl Linux {
         match number {
             READ => self.read(space, deadline, a, b, c),
             READV => self.readv(space, deadline, a, b, c),
-            WRITE => self.write(space, a, b, c),
-            WRITEV => self.writev(space, a, b, c),
+            WRITE => self.write(space, deadline, a, b, c),
+            WRITEV => self.writev(space, deadline, a, b, c),
             CLOSE => self.files.close(a),
             DUP => self.files.duplicate(a, 0),
             DUP2 => self.files.duplicate_to(a, b),

@@ -59,7 +59,7 @@ pub(crate) struct Link<'m, D> {
 const REPLY_ROOM: usize = 8;
 
 impl<'m, D: Fn()> Link<'m, D> {
-    /// Tells the host which functions there are, in the order of their indices. The first call is there when it returns.
+    /// Leaves the frame that tells the host which functions there are, in the order of their indices.
     pub(crate) fn ready(&self, functions: &[Function]) {
         let payload = self.payload();
         let mut bytes = 0;
@@ -73,17 +73,17 @@ impl<'m, D: Fn()> Link<'m, D> {
             }
             bytes += 8;
         }
-        self.send(Header { bytes: bytes as u32, ..Header::new(Kind::Ready) });
+        self.leave(Header { bytes: bytes as u32, ..Header::new(Kind::Ready) });
     }
 
-    /// Tells the host why there is no result.
+    /// Leaves the frame that tells the host why there is no result.
     pub(crate) fn error(&self, error: impl Display) {
         let mut output = self.output();
         output.say(&error);
-        self.send(Header { bytes: output.len() as u32, ..Header::new(Kind::Error) });
+        self.leave(Header { bytes: output.len() as u32, ..Header::new(Kind::Error) });
     }
 
-    /// Serves the call in the inbound buffer. The next one is there when it returns.
+    /// Serves the call in the inbound buffer, and leaves the frame with the answer.
     pub(crate) fn serve(&self, functions: &[Function]) {
         let Some((header, end)) = self.frame(0) else {
             return self.error("the host's frame is longer than the inbound buffer");
@@ -99,7 +99,7 @@ impl<'m, D: Fn()> Link<'m, D> {
         let Some(arguments) = (unsafe { self.inbound.bytes(Header::BYTES..end) }) else { return };
         let mut output = self.output();
         let kind = function.call(arguments, &mut output);
-        self.send(Header { bytes: output.len() as u32, ..Header::new(kind) });
+        self.leave(Header { bytes: output.len() as u32, ..Header::new(kind) });
     }
 
     /// Calls a function of the host.
@@ -163,8 +163,18 @@ impl<'m, D: Fn()> Link<'m, D> {
 
     /// Completes the frame whose payload is in the outbound buffer, and hands over.
     pub(super) fn send(&self, header: Header) {
+        self.leave(header);
+        self.ring();
+    }
+
+    /// Completes the frame whose payload is in the outbound buffer.
+    fn leave(&self, header: Header) {
         let correlation = self.state.correlation.load(Relaxed);
         self.outbound.put(0, &Header { correlation, ..header }.encode());
+    }
+
+    /// Hands over. What the host answers is there when it returns.
+    pub(crate) fn ring(&self) {
         (self.ring)();
     }
 
@@ -262,13 +272,13 @@ pub(super) mod tests {
     #[test]
     fn ready_lists_the_keys() {
         let other = Function { key: 0x0102, ..SHOUT };
-        let frames = converse(|link| link.ready(&[SHOUT, other]), |_, _| {});
+        let frames = converse(|link| (link.ready(&[SHOUT, other]), link.ring()).1, |_, _| {});
         assert_eq!(frames, [sent(Kind::Ready, 0, &[7, 0, 0, 0, 0, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0])]);
     }
 
     #[test]
     fn too_many_functions_are_an_error() {
-        let frames = converse(|link| link.ready(&[SHOUT; 29]), |_, _| {});
+        let frames = converse(|link| (link.ready(&[SHOUT; 29]), link.ring()).1, |_, _| {});
         assert_eq!(frames[0].kind, Kind::Error);
         assert!(frames[0].payload.starts_with(b"29 functions are too many for the 224 bytes"));
     }
@@ -278,6 +288,7 @@ pub(super) mod tests {
         let guest = |link: &Link<'_, &dyn Fn()>| {
             leave(link.inbound, 0, call(7, 5), b"\x02ab");
             link.serve(&[SHOUT]);
+            link.ring();
         };
         assert_eq!(converse(guest, |_, _| {}), [sent(Kind::Reply, 5, b"\x02AB")]);
     }
@@ -290,6 +301,7 @@ pub(super) mod tests {
             let guest = |link: &Link<'_, &dyn Fn()>| {
                 leave(link.inbound, 0, header, b"\x02ab");
                 link.serve(&[SHOUT]);
+                link.ring();
             };
             assert_eq!(converse(guest, |_, _| {}), [sent(Kind::Error, 5, b"no such function")]);
         }
@@ -300,6 +312,7 @@ pub(super) mod tests {
         let guest = |link: &Link<'_, &dyn Fn()>| {
             link.inbound.put(0, &Header { bytes: 225, ..call(7, 5) }.encode()).unwrap();
             link.serve(&[SHOUT]);
+            link.ring();
         };
         let frames = converse(guest, |_, _| {});
         assert_eq!(frames[0].kind, Kind::Error);

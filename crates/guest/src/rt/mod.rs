@@ -98,14 +98,18 @@ fn run<I: InitResult>(boot: Option<Boot>, init: impl FnOnce() -> I) -> ! {
     panic::install();
     crate::logging::install();
     if let Some(error) = init().error() {
-        link_of(boot).error(error);
+        let link = link_of(boot);
+        link.error(error);
+        link.ring();
         system::exit(1); // The host does not enter again.
     }
     heap::seal();
-    link_of(boot).ready(&FUNCTIONS);
+    let link = link_of(boot);
+    link.ready(&FUNCTIONS);
     loop {
+        link.ring();
         heap::forget_refusal(boot);
-        link_of(boot).serve(&FUNCTIONS);
+        link.serve(&FUNCTIONS);
     }
 }
 

@@ -100,6 +100,7 @@ mod tests {
             say(link, "one");
             say(link, "two");
             link.ready(&[]);
+            link.ring();
         };
         let frames = converse(guest, |_, _| {});
         assert_eq!(records(&frames[0].log), [(3, "here", "one", vec![]), (3, "here", "two", vec![])]);
@@ -113,6 +114,7 @@ mod tests {
             say(link, &long);
             say(link, &"w".repeat(500)); // More than the whole buffer: cut.
             link.ready(&[]);
+            link.ring();
         };
         let frames = converse(guest, |_, _| {});
         assert_eq!(frames.iter().map(|frame| frame.kind).collect::<Vec<_>>(), [Kind::Flush, Kind::Flush, Kind::Ready]);
@@ -132,6 +134,7 @@ mod tests {
             });
             dropped.set(link.log_word(DROPPED));
             link.ready(&[]);
+            link.ring();
         };
         let frames = converse(guest, |_, _| {});
         assert_eq!(records(&frames[0].log), [(1, "outer", "whole", vec![])]);

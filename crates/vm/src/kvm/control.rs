@@ -5,7 +5,7 @@
 //! - an *exception gate* for each vector: one `out`, after which the host takes over and never comes back here;
 //! - the *system-call entry*: one `out`, then `sysretq` for hosts where `syscall` enters ring 0 (bare metal). Under
 //!   kvm-pvm `syscall` arrives here still in ring 3, which is why the page is user-executable and the doorbell port open;
-//! - the *doorbell*: one `out`, then a fresh vector and x87 state, then `ret`; ring 3 calls it.
+//! - the *doorbell*: one `out`, then fresh registers where a C function may change them, then `ret`; ring 3 calls it.
 //!
 //! Exceptions switch to the exception stack always (IST and RSP0 are the same stack), so that no value of the guest's
 //! RSP matters. Formats: Intel SDM volume 3, 3.4, 6.14, 8.7.
@@ -147,8 +147,9 @@ fn syscall_entry() -> Vec<u8> {
     code
 }
 
-/// The doorbell: `out`, then a fresh extended state, then `ret`. So a guest that comes back from its host has neither
-/// vector nor x87 state of before, whether or not it was restored meanwhile, and nothing of it needs to be saved.
+/// The doorbell: `out`, then a fresh extended state and zeros in the registers that a C function may change, then `ret`.
+/// So a guest that comes back from its host has nothing in them of before, whether or not it was restored meanwhile, and
+/// nothing of it needs to be saved.
 fn doorbell(extended: ExtendedState) -> Vec<u8> {
     let mut code = vec![OUT_IMM8_AL, DOORBELL_PORT as u8];
     code.extend([0xb8, extended.mask(), 0, 0, 0]); // mov eax, mask
@@ -156,6 +157,15 @@ fn doorbell(extended: ExtendedState) -> Vec<u8> {
     // xrstor64 or fxrstor64 [rip + distance]: the distance counts from the end of the instruction.
     code.extend([0x48, 0x0f, 0xae, extended.operand()]);
     code.extend((STATE_OFFSET as u32 - code.len() as u32 - 4).to_le_bytes());
+    // The other registers that a C function may change, so that nothing of an earlier life is in them either.
+    for register in 0..8 {
+        if !matches!(register, RBX | RSP | RBP) {
+            code.extend([0x31, 0xc0 | register << 3 | register]); // xor of a register with itself
+        }
+    }
+    for register in 0..4 {
+        code.extend([0x45, 0x31, 0xc0 | register << 3 | register]); // r8 to r11
+    }
     code.push(RET);
     code.resize(STATE_OFFSET, INT3);
     code.extend(initial_state());
@@ -188,6 +198,10 @@ impl ExtendedState {
         }
     }
 }
+
+const RBX: u8 = 3;
+const RSP: u8 = 4;
+const RBP: u8 = 5;
 
 /// Where the state lies in the doorbell's page: 64-byte aligned.
 const STATE_OFFSET: usize = 0x400;

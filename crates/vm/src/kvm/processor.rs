@@ -234,7 +234,7 @@ impl Vcpu for Processor {
     }
 
     fn set_registers(&mut self, registers: &Registers) {
-        if self.is_parked() && self.has_plain_segments() && *registers == self.registers() {
+        if self.is_parked() && self.has_plain_segments() && registers.same_at_doorbell(&self.registers()) {
             return; // The next entry continues there anyhow.
         }
         // Behind the doorbell's `out` it has been stepped over already.

@@ -8,6 +8,7 @@ use std::hint::black_box;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use coracle::Sandbox;
 use coracle_bench::{raw, workload};
 
 /// A promise of SPEC.md: the first takes at most so many times the second.
@@ -24,7 +25,12 @@ const PROMISES: &[Promise] = &[
     Promise { what: "create_initialized/small", of: "raw/create_to_first_exit", at_most: 2.5 },
     Promise { what: "create_initialized/large", of: "create_initialized/small", at_most: 1.1 },
     Promise { what: "create_initialized/hello", of: "raw/create_to_first_exit", at_most: 2.5 },
+    Promise { what: "call_with_restore", of: "call/by_name", at_most: 1.3 },
+    Promise { what: "sandbox_from_snapshot", of: "raw/create_to_first_exit", at_most: 1.5 },
 ];
+
+/// What has no base to compare with; printed all the same.
+const FIGURES: &[&str] = &["restore/after_echo", "snapshot/after_echo", "fork"];
 
 /// Something that takes time: name, and one run that says how long it took.
 type Work = (&'static str, Box<dyn FnMut() -> Duration>);
@@ -65,11 +71,15 @@ fn creating() -> Vec<Work> {
     let host = raw::Host::new();
     let (echo, hello) = (workload::echo_image(), workload::hello_image());
     let large = echo.clone();
+    let mut parent = workload::sandbox(&hello, 8 << 20);
+    let snapshot = parent.snapshot().expect("a ready guest can be frozen");
     vec![
         ("raw/create_to_first_exit", timed(move || host.create_to_first_exit())),
         ("create_initialized/small", timed(move || workload::sandbox(&echo, 8 << 20))),
         ("create_initialized/large", timed(move || workload::sandbox(&large, 256 << 20))),
         ("create_initialized/hello", timed(move || workload::sandbox(&hello, 8 << 20))),
+        ("sandbox_from_snapshot", timed(move || Sandbox::from_snapshot(&snapshot).expect("a snapshot spawns"))),
+        ("fork", timed(move || parent.fork().expect("a ready guest forks"))),
     ]
 }
 
@@ -79,6 +89,10 @@ fn calling() -> Vec<Work> {
     let ready = || workload::sandbox(&image, 8 << 20);
     let (mut by_name, mut resolved, mut with_host) = (ready(), ready(), ready());
     let echo = resolved.function::<str, String>("echo").expect("the guest has echo");
+    let (mut restored, mut frozen) = (ready(), ready());
+    let clean = restored.snapshot().expect("a ready guest can be frozen");
+    let clean_again = clean.clone();
+    let mut put_back = Sandbox::from_snapshot(&clean).expect("a snapshot spawns");
     vec![
         ("raw/doorbell_round_trip", timed(move || guest.round_trip())),
         ("call/by_name", timed(move || by_name.call::<String>("echo", "hello\n").expect("echo answers"))),
@@ -86,6 +100,32 @@ fn calling() -> Vec<Work> {
         (
             "call_with_host_function",
             timed(move || with_host.call::<String>("call_host", "hello\n").expect("call_host answers")),
+        ),
+        (
+            "call_with_restore",
+            timed(move || {
+                let answer = restored.call::<String>("echo", "hello\n").expect("echo answers");
+                restored.restore(&clean).expect("a snapshot fits its own sandbox");
+                answer
+            }),
+        ),
+        (
+            "restore/after_echo",
+            Box::new(move || {
+                put_back.call::<String>("echo", "hello\n").expect("echo answers");
+                let start = Instant::now();
+                put_back.restore(&clean_again).expect("a snapshot fits its own sandbox");
+                start.elapsed()
+            }),
+        ),
+        (
+            "snapshot/after_echo",
+            Box::new(move || {
+                frozen.call::<String>("echo", "hello\n").expect("echo answers");
+                let start = Instant::now();
+                black_box(frozen.snapshot().expect("a ready guest can be frozen"));
+                start.elapsed()
+            }),
         ),
     ]
 }
@@ -105,6 +145,9 @@ fn main() -> ExitCode {
         kept &= ratio <= *at_most;
         let verdict = if ratio <= *at_most { "" } else { "  ABOVE" };
         println!("{what:<28} {time:>10.2}   {of:<28} {base:>10.2} {ratio:>7.2} {at_most:>7.2}{verdict}");
+    }
+    for name in FIGURES {
+        println!("{name:<28} {:>10.2}", median(name));
     }
     let check = std::env::args().any(|argument| argument == "--check");
     if kept || !check { ExitCode::SUCCESS } else { ExitCode::FAILURE }
