@@ -139,26 +139,7 @@ impl Sandbox {
         config: Config,
         backend: Arc<dyn Backend>,
     ) -> Result<Self, Error> {
-        let mut sandbox = Self {
-            machine,
-            transport,
-            functions: Arc::default(),
-            interface: Arc::new(interface),
-            config,
-            reference: Pages::empty(),
-            host_functions,
-            backend,
-            status: Status::Ready,
-            correlation: 0,
-            calls: 0,
-            host_calls: 0,
-            restores: 0,
-            written_at_start: None,
-            outgoing: Vec::new(),
-            incoming: Vec::new(),
-            log: Vec::new(),
-            also: Vec::new(),
-        };
+        let mut sandbox = Self::new(machine, transport, Arc::new(interface), host_functions, config, backend);
         match sandbox.converse()? {
             Answer::Ready => {}
             Answer::Reply => return Err(sandbox.violation("it replied before it was called")),
@@ -295,6 +276,7 @@ impl Sandbox {
     }
 
     fn put_back(&mut self, state: &State) -> Result<(), Error> {
+        // That writes are told was found out when there was a snapshot to be taken; it holds for the whole process.
         self.machine.space.collect_written()?;
         let mut also = std::mem::take(&mut self.also);
         also.clear();
@@ -340,13 +322,30 @@ impl Sandbox {
         backend: Arc<dyn Backend>,
     ) -> Self {
         let state = &*snapshot.0;
+        let (transport, interface) = (state.transport.clone(), Arc::clone(&state.interface));
+        Self {
+            functions: Arc::clone(&state.functions),
+            reference: state.pages.clone(),
+            ..Self::new(machine, transport, interface, host_functions, config, backend)
+        }
+    }
+
+    /// Without functions, over memory of zeros.
+    fn new(
+        machine: Machine,
+        transport: Transport,
+        interface: Arc<Interface>,
+        host_functions: HostFunctions,
+        config: Config,
+        backend: Arc<dyn Backend>,
+    ) -> Self {
         Self {
             machine,
-            transport: state.transport.clone(),
-            functions: Arc::clone(&state.functions),
-            interface: Arc::clone(&state.interface),
+            transport,
+            functions: Arc::default(),
+            interface,
             config,
-            reference: state.pages.clone(),
+            reference: Pages::empty(),
             host_functions,
             backend,
             status: Status::Ready,

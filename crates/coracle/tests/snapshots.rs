@@ -130,6 +130,27 @@ fn every_way_to_stop_is_healed() {
 }
 
 #[test]
+fn a_guest_stopped_at_any_moment_is_healed() {
+    with_each_log(|builder| {
+        let mut sandbox = builder.timeout(Duration::from_secs(5)).build().unwrap();
+        keep(&mut sandbox, 1);
+        let snapshot = sandbox.snapshot().unwrap();
+        for micros in [0, 50, 200, 700, 1500, 3000, 5000] {
+            let hasty = snapshot.builder().timeout(Duration::from_micros(micros));
+            let mut hasty = hasty.build().unwrap();
+            for round in 0..8 {
+                let error = hasty.call::<()>("spin", ()).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+                // Its state is good in every sandbox, its own and a patient one.
+                hasty.restore(&snapshot).unwrap();
+                sandbox.restore(&hasty.snapshot().unwrap()).unwrap();
+                assert_eq!(kept(&mut sandbox), [1], "stopped after {micros} us, round {round}");
+            }
+        }
+    });
+}
+
+#[test]
 fn nothing_in_registers_outlives_a_restore() {
     with_each_log(|builder| {
         let mut sandbox = builder.build().unwrap();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use coracle_abi::map;
 use coracle_abi::port::{DOORBELL_PORT, EXCEPTION_PORT};
-use kvm_bindings::{CpuId, Msrs, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sregs, kvm_xcr, kvm_xcrs};
+use kvm_bindings::{CpuId, Msrs, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sregs, kvm_vcpu_events, kvm_xcr, kvm_xcrs};
 use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
 
 use super::{control, cpuid};
@@ -51,6 +51,8 @@ pub(super) struct Processor {
     user_data: kvm_segment,
     /// Where the `out` of the last exit is, which KVM may not have stepped over yet.
     pending: Option<u64>,
+    /// Whether the last exit was by an interruption, which may come at any moment.
+    interrupted: bool,
     entries: u64,
     calls: u64,
 }
@@ -112,9 +114,15 @@ impl Processor {
             user_code: code,
             user_data: data,
             pending: None,
+            interrupted: false,
             entries: 0,
             calls: calls + 1,
         })
+    }
+
+    fn interrupted(&mut self) -> Exit {
+        self.interrupted = true;
+        Exit::Interrupted
     }
 
     fn classify(&mut self, port: Option<u16>, memory: &GuestMemory) -> Exit {
@@ -157,31 +165,34 @@ impl Processor {
         self.calls += 1;
     }
 
-    /// Whether the data segments are as at the start. Ring 3 may load others, and leave a few bits in them.
+    /// Whether all segments are ring 3's, as at the start. They are not inside the stub; and ring 3 may load others, and so
+    /// leave a few bits in them.
     fn has_plain_segments(&self) -> bool {
         let sregs = self.vcpu.sync_regs().sregs;
-        [sregs.ds, sregs.es, sregs.fs, sregs.gs].iter().all(|segment| segment.selector == control::USER_DATA)
+        let data = [sregs.ss, sregs.ds, sregs.es, sregs.fs, sregs.gs];
+        sregs.cs.selector == control::USER_CODE && data.iter().all(|segment| segment.selector == control::USER_DATA)
     }
 
+    /// Makes them so.
     fn plain_segments(&mut self) {
         if self.has_plain_segments() {
             return;
         }
-        let data = self.user_data;
+        let (code, data) = (self.user_code, self.user_data);
         let sregs = &mut self.vcpu.sync_regs_mut().sregs;
         let (fs, gs) = (sregs.fs.base, sregs.gs.base);
-        (sregs.ds, sregs.es) = (data, data);
+        (sregs.cs, sregs.ss, sregs.ds, sregs.es) = (code, data, data, data);
         (sregs.fs, sregs.gs) = (kvm_segment { base: fs, ..data }, kvm_segment { base: gs, ..data });
         self.vcpu.set_sync_dirty_reg(SyncReg::SystemRegister);
     }
 
-    /// Puts the vCPU back to ring 3 after the stub.
-    fn leave_stub(&mut self) {
-        let (code, data) = (self.user_code, self.user_data);
-        let sync = self.vcpu.sync_regs_mut();
-        sync.sregs.cs = code;
-        sync.sregs.ss = data;
-        self.vcpu.set_sync_dirty_reg(SyncReg::SystemRegister);
+    /// Takes back an exception that the hypervisor was about to deliver when it was interrupted: it belongs to what the
+    /// guest did before its registers were replaced.
+    fn forget_events(&mut self) {
+        if std::mem::take(&mut self.interrupted) {
+            self.vcpu.sync_regs_mut().events = kvm_vcpu_events::default();
+            self.vcpu.set_sync_dirty_reg(SyncReg::VcpuEvents);
+        }
     }
 }
 
@@ -191,11 +202,12 @@ impl Vcpu for Processor {
         let exit = self.vcpu.run();
         self.origin = Origin::Ring3;
         self.pending = None;
+        self.interrupted = false;
         let port = match exit {
             Ok(VcpuExit::IoOut(port, _)) => Some(port),
             Ok(VcpuExit::IoIn(port, _)) => Some(port),
             Ok(VcpuExit::Shutdown) => return Ok(Exit::Shutdown),
-            Ok(VcpuExit::Intr) => return Ok(Exit::Interrupted),
+            Ok(VcpuExit::Intr) => return Ok(self.interrupted()),
             Ok(_) => {
                 return Ok(match self.vcpu.get_kvm_run().exit_reason {
                     kvm_bindings::KVM_EXIT_DIRTY_RING_FULL => Exit::LogFull,
@@ -204,7 +216,7 @@ impl Vcpu for Processor {
             }
             Err(error) => {
                 return match std::io::Error::from(error) {
-                    error if error.kind() == std::io::ErrorKind::Interrupted => Ok(Exit::Interrupted),
+                    error if error.kind() == std::io::ErrorKind::Interrupted => Ok(self.interrupted()),
                     // The guest made the hypervisor touch what is not there, or emulate what it cannot.
                     error if error.raw_os_error() == Some(libc::EFAULT) => Ok(Exit::Unexpected(u32::MAX)),
                     error => Err(Error::refused("entering the guest", error)),
@@ -234,7 +246,11 @@ impl Vcpu for Processor {
     }
 
     fn set_registers(&mut self, registers: &Registers) {
-        if self.is_parked() && self.has_plain_segments() && registers.same_at_doorbell(&self.registers()) {
+        if self.is_parked()
+            && !self.interrupted
+            && self.has_plain_segments()
+            && registers.same_at_doorbell(&self.registers())
+        {
             return; // The next entry continues there anyhow.
         }
         // Behind the doorbell's `out` it has been stepped over already.
@@ -243,6 +259,7 @@ impl Vcpu for Processor {
             self.finish_pending();
         }
         self.plain_segments();
+        self.forget_events();
         let sync = self.vcpu.sync_regs_mut();
         sync.regs = to_kvm(registers);
         let bases = (sync.sregs.fs.base, sync.sregs.gs.base);
@@ -251,16 +268,11 @@ impl Vcpu for Processor {
         if bases != (registers.fs_base, registers.gs_base) {
             self.vcpu.set_sync_dirty_reg(SyncReg::SystemRegister);
         }
-        if matches!(self.origin, Origin::SyscallInRing0 | Origin::Frame { .. }) {
-            self.leave_stub();
-        }
         self.origin = Origin::Ring3;
     }
 
     fn is_parked(&self) -> bool {
-        self.origin == Origin::Ring3
-            && self.pending.is_some()
-            && self.registers().rip == map::DOORBELL + control::OUT_BYTES
+        self.origin == Origin::Ring3 && self.registers().rip == map::DOORBELL + control::OUT_BYTES
     }
 
     fn finish_syscall(&mut self, result: i64) {

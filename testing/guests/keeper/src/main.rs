@@ -24,6 +24,15 @@ fn kept() -> Vec<u64> {
     KEPT.with_borrow(Clone::clone)
 }
 
+/// Never answers; what it does meanwhile is fault, by and by, on fresh memory.
+#[function]
+fn spin() {
+    loop {
+        let pages = map(256, 1);
+        unmap(pages, 256);
+    }
+}
+
 /// Raw, so that nothing of the C library's is in the way.
 fn system_call(number: u64, arguments: [u64; 6]) -> i64 {
     let [a, b, c, d, e, f] = arguments;
