@@ -132,7 +132,7 @@ impl FakeGuest {
     /// The backend that plays this guest.
     pub fn backend(&self) -> Fake {
         let guest = self.clone();
-        Fake::new(move || Player { guest: guest.clone(), waiting: None, correlation: 0 })
+        Fake::new(move || Player { guest: guest.clone(), waiting: None, generation: 0, correlation: 0 })
     }
 }
 
@@ -140,6 +140,7 @@ impl FakeGuest {
 struct Player {
     guest: FakeGuest,
     waiting: Option<Then>,
+    generation: u64, // In which `waiting` waits.
     correlation: u64,
 }
 
@@ -162,6 +163,10 @@ impl Program for Player {
             cpu.write(heap, &[1]);
             let keys = self.guest.functions.iter().flat_map(|(text, _)| signature::hash(text).to_le_bytes()).collect();
             return leave(cpu, outbound, Header::new(Kind::Ready), keys);
+        }
+        let generation = place(cpu, core::mem::offset_of!(BootInfo, generation)).unwrap_or_default();
+        if std::mem::replace(&mut self.generation, generation) != generation {
+            self.waiting = None; // It was restored meanwhile.
         }
         let mut header = [0; Header::BYTES];
         cpu.read(inbound, &mut header);

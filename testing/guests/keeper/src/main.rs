@@ -2,8 +2,7 @@
 #![no_main]
 
 use std::arch::asm;
-use std::cell::RefCell;
-use std::time::Instant;
+use std::cell::{Cell, RefCell};
 
 use coracle_guest::function;
 
@@ -11,7 +10,7 @@ coracle_guest::main!();
 
 thread_local! {
     static KEPT: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
-    static START: Instant = Instant::now();
+    static COUNT: Cell<u64> = const { Cell::new(0) };
 }
 
 #[function]
@@ -22,6 +21,15 @@ fn keep(number: u64) {
 #[function]
 fn kept() -> Vec<u64> {
     KEPT.with_borrow(Clone::clone)
+}
+
+/// Counts its calls.
+#[function]
+fn count() -> u64 {
+    COUNT.with(|count| {
+        count.set(count.get() + 1);
+        count.get()
+    })
 }
 
 /// Never answers; what it does meanwhile is fault, by and by, on fresh memory.
