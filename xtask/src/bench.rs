@@ -15,7 +15,10 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options) -> Result<(), String> {
     if !options.only_ratios {
         cargo(&["bench", "--package", "coracle-bench", "--bench", "sandboxes"])?;
+        cargo(&["bench", "--package", "coracle-bench", "--bench", "pool"])?;
         cargo(&["bench", "--package", "coracle-heap-bench"])?;
+        cargo(&["bench", "--package", "coracle-snapshot"])?;
+        cargo(&["run", "--quiet", "--release", "--package", "coracle-bench", "--bin", "memory"])?;
     }
     let mut ratios = vec!["run", "--quiet", "--release", "--package", "coracle-bench", "--bin", "ratios", "--"];
     ratios.extend(options.check.then_some("--check"));

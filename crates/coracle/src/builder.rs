@@ -247,8 +247,8 @@ impl Builder {
     fn spawn(self, snapshot: &Snapshot) -> Result<Sandbox, Error> {
         self.host_functions.check(&snapshot.0.interface)?;
         let backend = self.chosen_backend()?;
-        let machine = Machine::spawn(&self.config, &*backend, snapshot, self.streams, self.tracer)?;
-        Ok(Sandbox::spawned(machine, snapshot, self.host_functions, self.config, backend))
+        let (machine, base) = Machine::spawn(&self.config, &*backend, snapshot, self.streams, self.tracer)?;
+        Ok(Sandbox::spawned(machine, base, snapshot, self.host_functions, self.config, backend))
     }
 
     fn chosen_backend(&self) -> Result<Arc<dyn Backend>, Error> {

@@ -3,8 +3,10 @@
 //! The loop knows exits, system calls and page faults, and nothing of calls, logs or statistics. Who wants to watch the
 //! guest wraps the [`Vcpu`] instead (see `instructions.rs`).
 
+use std::sync::Arc;
+
 use coracle_abi::boot::{self, BootInfo, Region};
-use coracle_abi::{ABI_VERSION, PAGE_BYTES, map};
+use coracle_abi::{ABI_VERSION, PAGE_BYTES, PageBytes, map};
 use coracle_vm::paging::Level;
 use coracle_vm::{
     Access, Backend, ControlPage, Exception, Exit, Fault, Fill, GuestMemory, Parts, Promise, Registers, Rights, Space,
@@ -20,7 +22,7 @@ use crate::image::Image;
 use crate::instructions::Counting;
 use crate::layout::{GuestLayout, Layout};
 use crate::linux::{Linux, Outcome, Tracer};
-use crate::snapshot::{self, Snapshot};
+use crate::snapshot::{self, SharedBase, Snapshot};
 use crate::stack::{InitialStack, Start};
 use crate::stats::Stats;
 use crate::stream::Streams;
@@ -71,7 +73,7 @@ impl Machine {
         let Program { config, backend, image, .. } = program;
         config.check()?;
         let layout = Layout::new(config, image, program.is_guest, program.init_data.len() as u64)?;
-        let memory = reserve(config)?;
+        let memory = reserve(config, GuestMemory::reserve)?;
         let parts = Parts { root: Space::ROOT, exception_stack: Space::EXCEPTION_STACK };
         let (vm, vcpu) = backend.create(&parts)?;
         let mut space = Space::new(memory, vm, &backend.control_pages())?;
@@ -115,21 +117,23 @@ impl Machine {
         snapshot: &Snapshot,
         streams: Streams,
         tracer: Option<Tracer>,
-    ) -> Result<Self, Error> {
+    ) -> Result<(Self, Arc<SharedBase>), Error> {
         config.check()?;
         snapshot.check_memory(config.memory_bytes)?;
         let state = &*snapshot.0;
-        let memory = reserve(config)?;
+        let (base, differences) = state.base()?;
+        let memory = reserve(config, |size| GuestMemory::reserve_over(size, &base.file))?;
         let parts = Parts { root: Space::ROOT, exception_stack: Space::EXCEPTION_STACK };
         let (vm, vcpu) = backend.create(&parts)?;
-        let pages: Vec<u32> = state.pages.numbers().collect();
-        let mut space = Space::from_state(memory, vm, &state.space, &pages, |page| state.content(page))?;
+        // What it will write is copied now, which costs less than a fault for each page.
+        let copied = [&state.hot[..], &differences].concat();
+        let mut space = Space::from_state(memory, vm, &state.space, &copied, |page| state.content(page))?;
         snapshot::renew(&mut space)?;
         let mut vcpu = if config.count_instructions { Counting::wrap(vcpu) } else { vcpu };
         vcpu.set_registers(&state.registers);
         let mut linux = Linux::new(0, 0, state.stack.bytes(), streams, tracer);
         linux.restore(&state.linux, state.age);
-        Ok(Self { space, vcpu, linux, image: state.image.clone(), stack: state.stack })
+        Ok((Self { space, vcpu, linux, image: state.image.clone(), stack: state.stack }, base))
     }
 
     /// Enters the guest until it hands over or stops.
@@ -250,9 +254,12 @@ impl Machine {
 
 const SIGABRT: i32 = 6;
 
-fn reserve(config: &Config) -> Result<GuestMemory, Error> {
-    let size = coracle_abi::PageBytes::round_up(config.memory_bytes).unwrap_or_default();
-    GuestMemory::reserve(size).map_err(|error| {
+fn reserve(
+    config: &Config,
+    reserve: impl FnOnce(PageBytes) -> std::io::Result<GuestMemory>,
+) -> Result<GuestMemory, Error> {
+    let size = PageBytes::round_up(config.memory_bytes).unwrap_or_default();
+    reserve(size).map_err(|error| {
         let message = format!("cannot reserve {} bytes of address space for the guest's memory", config.memory_bytes);
         Error::new(ErrorKind::Host, message).with_source(error)
     })

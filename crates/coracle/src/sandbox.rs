@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use coracle_abi::frame::{Header, Kind};
 use coracle_abi::signature;
@@ -28,7 +28,7 @@ use crate::image::Image;
 use crate::interface::{FunctionInfo, Interface};
 use crate::log;
 use crate::machine::{Machine, Stop};
-use crate::snapshot::{self, Snapshot, State};
+use crate::snapshot::{self, SharedBase, Snapshot, State};
 use crate::stats::Stats;
 use crate::transport::{Received, Transport, too_large};
 
@@ -50,6 +50,8 @@ pub struct Sandbox {
     config: Config,
     /// What memory holds, but for the pages that were written.
     reference: Pages,
+    /// The file that memory was mapped over; or another, nearer to its state.
+    base: Option<Arc<SharedBase>>,
     host_functions: HostFunctions,
     backend: Arc<dyn Backend>,
     status: Status,
@@ -246,6 +248,9 @@ impl Sandbox {
             config: self.config.clone(),
             host_functions: self.host_functions.clone(),
             backend: Arc::clone(&self.backend),
+            hot: space.memory().hot().as_slice().to_vec(),
+            own_base: OnceLock::new(),
+            inherited_base: self.base.clone(),
             age: linux.age(),
         })))
     }
@@ -293,6 +298,9 @@ impl Sandbox {
             self.machine.image = state.image.clone();
             self.machine.stack = state.stack;
         }
+        if let Some(base) = state.own_base.get().or(state.inherited_base.as_ref()) {
+            self.base = Some(Arc::clone(base));
+        }
         self.reference = state.pages.clone();
         Ok(())
     }
@@ -302,7 +310,9 @@ impl Sandbox {
     /// # Errors
     /// As [`Sandbox::snapshot`] and [`Builder::build`].
     pub fn fork(&mut self) -> Result<Self, Error> {
-        self.snapshot()?.builder().build()
+        let fork = self.snapshot()?.builder().build()?;
+        self.base.clone_from(&fork.base); // So that the next fork need not make another.
+        Ok(fork)
     }
 
     /// A new sandbox in this state, with the host functions and settings of the one that it is from.
@@ -316,6 +326,7 @@ impl Sandbox {
     /// Takes over a machine whose memory and registers are those of a snapshot.
     pub(crate) fn spawned(
         machine: Machine,
+        base: Arc<SharedBase>,
         snapshot: &Snapshot,
         host_functions: HostFunctions,
         config: Config,
@@ -326,6 +337,7 @@ impl Sandbox {
         Self {
             functions: Arc::clone(&state.functions),
             reference: state.pages.clone(),
+            base: Some(base),
             ..Self::new(machine, transport, interface, host_functions, config, backend)
         }
     }
@@ -346,6 +358,7 @@ impl Sandbox {
             interface,
             config,
             reference: Pages::empty(),
+            base: None,
             host_functions,
             backend,
             status: Status::Ready,

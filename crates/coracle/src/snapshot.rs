@@ -7,15 +7,15 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use coracle_abi::boot::BootInfo;
 use coracle_abi::map;
 use coracle_snapshot::{Content, Pages};
 use coracle_vm::paging::Frame;
-use coracle_vm::{Backend, PageContent, Registers, Space, SpaceError, SpaceState, Span};
+use coracle_vm::{Backend, Base, PageContent, Registers, Space, SpaceError, SpaceState, Span};
 
 use crate::builder::Builder;
 use crate::config::Config;
@@ -56,8 +56,33 @@ pub(crate) struct State {
     pub(crate) config: Config,
     pub(crate) host_functions: HostFunctions,
     pub(crate) backend: Arc<dyn Backend>,
+    /// Pages that the guest had written, and will write again.
+    pub(crate) hot: Vec<u32>,
+    /// A file with this state's pages, made when a sandbox is spawned and there is none that is nearly as good.
+    pub(crate) own_base: OnceLock<Arc<SharedBase>>,
+    /// The file that the sandbox was mapped over.
+    pub(crate) inherited_base: Option<Arc<SharedBase>>,
     /// What the sandbox's monotonic clock showed.
     pub(crate) age: Duration,
+}
+
+/// Pages that are copied into a new sandbox before a file of its own is made for a state.
+const COPIED_MAX: usize = 512;
+
+/// The pages of some state, as a file that sandboxes of it and of states near it share.
+pub(crate) struct SharedBase {
+    pub(crate) file: Base,
+    pages: Pages,
+}
+
+impl SharedBase {
+    fn new(state: &State) -> Result<Self, Error> {
+        let numbers: Vec<u32> = state.pages.numbers().collect();
+        let file = Base::new(&numbers, |page| state.content(page)).map_err(|error| {
+            Error::new(ErrorKind::Host, "cannot make a file in memory for the snapshot's pages").with_source(error)
+        })?;
+        Ok(Self { file, pages: state.pages.clone() })
+    }
 }
 
 impl Snapshot {
@@ -100,6 +125,28 @@ impl Snapshot {
 }
 
 impl State {
+    /// A file that new sandboxes map, and the pages, ascending, in which it is not this state.
+    pub(crate) fn base(&self) -> Result<(Arc<SharedBase>, Vec<u32>), Error> {
+        let mut differences = Vec::new();
+        if self.own_base.get().is_none()
+            && let Some(base) = &self.inherited_base
+        {
+            base.pages.for_each_difference(&self.pages, |page| differences.push(page));
+            if differences.len() <= COPIED_MAX {
+                return Ok((Arc::clone(base), differences));
+            }
+        }
+        let base = match self.own_base.get() {
+            Some(base) => Arc::clone(base),
+            None => {
+                let base = Arc::new(SharedBase::new(self)?);
+                // If another thread was faster, its is as good.
+                Arc::clone(self.own_base.get_or_init(|| base))
+            }
+        };
+        Ok((base, Vec::new()))
+    }
+
     /// The content of a page, `None` for zeros.
     pub(crate) fn content(&self, page: Frame) -> Option<&PageContent> {
         match self.pages.page(page.0) {

@@ -221,6 +221,31 @@ fn spawned_sandboxes_live_their_own_lives() {
 }
 
 #[test]
+fn pages_that_a_spawned_guest_gives_back_are_zero_when_it_gets_them_again() {
+    patiently(|| {
+        if kvm_or_skip().is_none() {
+            return;
+        }
+        let mut parent = builder(KEEPER).build().unwrap();
+        let (first, second): (u64, u64) =
+            (parent.call("map", (300_u64, 0x5a_u8)).unwrap(), parent.call("map", (40_u64, 0xa5_u8)).unwrap());
+        let snapshot = parent.snapshot().unwrap();
+        for _ in 0..3 {
+            let mut child = Sandbox::from_snapshot(&snapshot).unwrap();
+            assert_eq!(child.call::<u8>("peek", first).unwrap(), 0x5a);
+            child.call::<()>("unmap", (first, 300_u64)).unwrap();
+            assert_eq!(child.call::<u64>("sum_of_fresh", 300_u64).unwrap(), 0, "pages of the base came back");
+            child.call::<()>("poke", (second, 1_u8)).unwrap();
+            child.call::<()>("unmap", (second, 40_u64)).unwrap();
+            assert_eq!(child.call::<u64>("sum_of_fresh", 500_u64).unwrap(), 0);
+            child.restore(&snapshot).unwrap();
+            assert_eq!(child.call::<u8>("peek", second).unwrap(), 0xa5);
+        }
+        assert_eq!(parent.call::<u8>("peek", first).unwrap(), 0x5a);
+    });
+}
+
+#[test]
 fn sandboxes_of_different_guests_exchange_states() {
     patiently(|| {
         if kvm_or_skip().is_none() {

@@ -15,6 +15,7 @@
 //! | [`kick`] | stopping a running vCPU from another thread |
 
 pub mod backend;
+mod base;
 pub mod error;
 pub mod exit;
 pub mod fake;
@@ -29,6 +30,7 @@ pub mod space;
 mod span;
 
 pub use backend::{Backend, ControlPage, Kick, Parts, Vcpu, Vm};
+pub use base::Base;
 pub use error::{Error, ErrorKind};
 pub use exit::{Exception, Exit, Registers};
 pub use memory::GuestMemory;

@@ -11,6 +11,7 @@ use std::ptr::NonNull;
 use coracle_abi::{PAGE_BYTES, PageBytes};
 use rustix::mm::{self, Advice, MapFlags, MprotectFlags, ProtFlags};
 
+use crate::base::Base;
 use crate::pages::PageSet;
 use crate::paging::Frame;
 
@@ -19,6 +20,7 @@ use crate::paging::Frame;
 pub struct GuestMemory {
     host: NonNull<u8>,
     bytes: usize, // Invariant: `host` is a mapping of this many bytes that only this value owns.
+    shared: u64,  // Up to here it is a private mapping of a file; a page that is given back there is the file's again.
     hot: PageSet,
     touched: PageSet,
 }
@@ -43,6 +45,7 @@ impl GuestMemory {
             unsafe { mm::mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags) }?;
         let host = NonNull::new(host.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         let memory = Self {
+            shared: 0,
             host,
             bytes,
             hot: PageSet::with_capacity(size.pages()),
@@ -52,6 +55,26 @@ impl GuestMemory {
         let _ = memory.advise(0..size.get(), Advice::LinuxNoHugepage);
         // A core dump of the host must not hold its guests' memory.
         let _ = memory.advise(0..size.get(), Advice::LinuxDontDump);
+        Ok(memory)
+    }
+
+    /// Reserves `size` bytes whose first pages are those of `base`, and the others zeros. Pages of the base that are not
+    /// written stay shared with all others who have it.
+    ///
+    /// # Errors
+    /// As [`GuestMemory::reserve`], and when the base is larger than `size`.
+    pub fn reserve_over(size: PageBytes, base: &Base) -> io::Result<Self> {
+        let mut memory = Self::reserve(size)?;
+        if base.bytes() == 0 {
+            return Ok(memory);
+        }
+        let (address, bytes) = memory.pages(0..base.bytes())?;
+        let (rights, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED);
+        // SAFETY: what is replaced is the start of our own mapping (`pages`), into which no reference exists; it stays a
+        // mapping of as many bytes, readable and writable. The file is sealed, so that it never gets shorter than them.
+        unsafe { mm::mmap(address.as_ptr().cast(), bytes, rights, flags, base, 0) }?;
+        memory.shared = base.bytes();
+        let _ = memory.advise(0..base.bytes(), Advice::LinuxDontDump);
         Ok(memory)
     }
 
@@ -175,7 +198,12 @@ impl GuestMemory {
     /// # Errors
     /// When the range does not lie in guest memory, and the kernel's.
     pub fn discard(&mut self, range: Range<u64>) -> io::Result<()> {
-        self.advise(range.clone(), Advice::LinuxDontNeed)?;
+        let own = range.start.max(self.shared.min(range.end))..range.end;
+        self.advise(own.clone(), Advice::LinuxDontNeed)?;
+        for page in range.start / PAGE_BYTES..own.start / PAGE_BYTES {
+            self.restore(Frame(page as u32), None).map_err(|OutOfRange| io::ErrorKind::InvalidInput)?;
+        }
+        self.invalidate(range.start..own.start)?;
         self.note_range(range.start, range.end - range.start);
         Ok(())
     }

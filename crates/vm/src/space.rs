@@ -279,8 +279,8 @@ impl Space {
         Ok(space)
     }
 
-    /// An address space over fresh `memory` that is in `state`, whose pages are zero but for those in `pages`, which have
-    /// the content that `content` gives.
+    /// An address space over fresh `memory` that is in `state`. The memory has all of its pages' content already but that
+    /// of the pages in `pages`, which `content` gives.
     ///
     /// # Errors
     /// As [`Space::restore`].

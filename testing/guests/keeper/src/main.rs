@@ -68,6 +68,14 @@ fn map(pages: u64, byte: u8) -> u64 {
     address as u64
 }
 
+/// Maps pages and adds up what they hold already.
+#[function]
+fn sum_of_fresh(pages: u64) -> u64 {
+    let address = system_call(9, [0, pages << 12, 3, 0x22, u64::MAX, 0]);
+    assert!(address > 0, "mmap: {address}");
+    (0..pages << 12).map(|offset| u64::from(peek(address as u64 + offset))).sum()
+}
+
 #[function]
 fn unmap(address: u64, pages: u64) {
     assert_eq!(system_call(11, [address, pages << 12, 0, 0, 0, 0]), 0);
