@@ -177,7 +177,7 @@ fn a_hundred_lives_have_a_hundred_generations_and_entropies() {
         }
         let mut sandbox = builder(KEEPER).build().unwrap();
         let snapshot = sandbox.snapshot().unwrap();
-        let (mut generations, mut entropies) = (HashSet::new(), HashSet::new());
+        let (mut generations, mut entropies, mut hashes) = (HashSet::new(), HashSet::new(), HashSet::new());
         for n in 0..100 {
             let mut spawned = None;
             let guest = if n % 2 == 0 {
@@ -188,8 +188,9 @@ fn a_hundred_lives_have_a_hundred_generations_and_entropies() {
             };
             generations.insert(guest.call::<u64>("generation", ()).unwrap());
             entropies.insert(guest.call::<Vec<u8>>("entropy", ()).unwrap());
+            hashes.insert(guest.call::<u64>("hash", ()).unwrap());
         }
-        assert_eq!((generations.len(), entropies.len()), (100, 100));
+        assert_eq!((generations.len(), entropies.len(), hashes.len()), (100, 100, 100));
     });
 }
 

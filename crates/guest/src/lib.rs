@@ -82,6 +82,8 @@ compile_error!(
 pub extern crate alloc;
 
 mod function;
+#[cfg(feature = "std")]
+mod hash;
 mod host;
 mod logging;
 mod rt;
@@ -128,6 +130,8 @@ pub use coracle_guest_macros::function;
 /// let settings = read("settings").unwrap_or_default();
 /// ```
 pub use coracle_guest_macros::host;
+#[cfg(feature = "std")]
+pub use hash::RandomState;
 pub use host::HostError;
 pub use postcard_schema::{self, Schema};
 pub use serde;

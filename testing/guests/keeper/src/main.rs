@@ -3,6 +3,7 @@
 
 use std::arch::asm;
 use std::cell::{Cell, RefCell};
+use std::hash::BuildHasher;
 
 use coracle_guest::function;
 
@@ -109,6 +110,12 @@ fn entropy() -> Vec<u8> {
     let mut bytes = vec![0; 32];
     coracle_guest::fill_random(&mut bytes);
     bytes
+}
+
+/// What a hash map that is made now would hash something to.
+#[function]
+fn hash() -> u64 {
+    coracle_guest::RandomState::new().hash_one(0)
 }
 
 #[function]
