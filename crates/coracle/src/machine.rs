@@ -176,6 +176,7 @@ impl Machine {
             system_calls: linux.calls(),
             unknown_system_calls: linux.unknown().iter().map(|(number, count)| (*number, *count)).collect(),
             pages_in_use: space.frames_in_use(),
+            hot_pages: space.memory().hot().len() as u64,
             guest_instructions: vcpu.instructions(),
             ..Stats::default()
         }

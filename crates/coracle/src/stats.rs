@@ -20,6 +20,8 @@ pub struct Stats {
     pub unknown_system_calls: Vec<(u64, u64)>,
     /// Pages of guest memory in use: mapped pages that have a place, page tables, the host's own.
     pub pages_in_use: u64,
+    /// Pages that are copied back at each restore: those that the guest wrote, until the list is shortened.
+    pub hot_pages: u64,
     /// Pages that the guest had written when it first was ready. `None` if the backend does not know.
     pub pages_written_at_start: Option<u64>,
     /// Instructions that the guest executed, if [`Config::count_instructions`](crate::Config::count_instructions) is set.

@@ -105,6 +105,30 @@ fn mappings_made_and_unmade_in_between_are_undone() {
 }
 
 #[test]
+fn a_list_of_hot_pages_cools_and_loses_nothing() {
+    with_each_log(|builder| {
+        let mut sandbox = builder.build().unwrap();
+        let address: u64 = sandbox.call("map", (600_u64, 1_u8)).unwrap();
+        let snapshot = sandbox.snapshot().unwrap();
+        let calls = |sandbox: &Sandbox| sandbox.stats().hypervisor_calls;
+        let mut cooled = 0;
+        for round in 0..300_u64 {
+            let page = address + ((round * 37 % 600) << 12);
+            assert_eq!(sandbox.call::<u8>("peek", page).unwrap(), 1, "round {round}");
+            sandbox.call::<()>("poke", (page, 9_u8)).unwrap();
+            keep(&mut sandbox, round);
+            let before = sandbox.stats().hot_pages;
+            sandbox.restore(&snapshot).unwrap();
+            cooled += u64::from(sandbox.stats().hot_pages < before);
+            assert_eq!(sandbox.call::<u8>("peek", page).unwrap(), 1, "round {round}");
+            assert!(kept(&mut sandbox).is_empty(), "round {round}");
+        }
+        assert!((1..10).contains(&cooled), "cooled {cooled} times, {} hypervisor calls", calls(&sandbox));
+        assert!(sandbox.stats().hot_pages < 400, "{} hot pages", sandbox.stats().hot_pages);
+    });
+}
+
+#[test]
 fn every_way_to_stop_is_healed() {
     patiently(|| {
         if kvm_or_skip().is_none() {

@@ -25,7 +25,8 @@ pub trait Vm: Send {
     /// The hypervisor's.
     fn collect_written(&mut self, memory: &mut GuestMemory) -> Result<Option<u64>, Error>;
 
-    /// Collects, and makes room for more: after [`Exit::LogFull`].
+    /// Collects, and has every page write-protected that was told so far, so that the next write to it is told again: makes
+    /// room after [`Exit::LogFull`].
     ///
     /// # Errors
     /// The hypervisor's.

@@ -16,6 +16,7 @@
 
 pub mod backend;
 mod base;
+mod cooling;
 pub mod error;
 pub mod exit;
 pub mod fake;

@@ -122,6 +122,11 @@ impl GuestMemory {
         self.hot.as_slice().iter().chain(touched).map(|page| Frame(*page))
     }
 
+    /// From here on the guest's next write to any page is noticed: the hypervisor has write-protected them.
+    pub(crate) fn forget_hot(&mut self) {
+        self.hot.clear();
+    }
+
     /// From here on the content of all pages is known again: the guest's next write to a page that is not hot is noticed.
     pub fn forget_touched(&mut self) {
         self.touched.clear();
@@ -146,6 +151,24 @@ impl GuestMemory {
             None => unsafe { to.write_bytes(0, PAGE_BYTES as usize) },
         }
         Ok(())
+    }
+
+    /// Like [`GuestMemory::restore`], but only if the page has another content. Whether it had.
+    ///
+    /// # Errors
+    /// When the page does not lie in guest memory.
+    pub fn restore_changed(
+        &mut self,
+        page: Frame,
+        content: Option<&[u8; PAGE_BYTES as usize]>,
+    ) -> Result<bool, OutOfRange> {
+        let mut now = [0; PAGE_BYTES as usize];
+        self.read(page.address(), &mut now)?;
+        let changed = now != *content.unwrap_or(&[0; PAGE_BYTES as usize]);
+        if changed {
+            self.restore(page, content)?;
+        }
+        Ok(changed)
     }
 
     /// Notes all pages of a range of bytes.

@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use coracle_abi::{PAGE_BYTES, PageBytes, VirtualAddress, map};
 
 use crate::backend::{ControlPage, Vm};
+use crate::cooling::Cooling;
 use crate::error::Error;
 use crate::frames::{Frames, runs};
 use crate::memory::{GuestMemory, OutOfRange};
@@ -223,6 +224,7 @@ pub struct Space {
     covered: u64, // Invariant: `vm` covers guest-physical memory up to here.
     /// The state that areas and page tables are those of, while they are.
     version: Option<u64>,
+    cooling: Cooling,
     changed: Vec<Frame>, // Kept from restore to restore, so that none allocates.
 }
 
@@ -269,6 +271,7 @@ impl Space {
             areas,
             covered: 0,
             version: None,
+            cooling: Cooling::default(),
             changed: Vec::new(),
         };
         let (root, exception_stack) = (space.allocate()?, space.allocate()?);
@@ -304,6 +307,7 @@ impl Space {
             areas,
             covered: 0,
             version,
+            cooling: Cooling::default(),
             changed: Vec::new(),
         };
         if let Some(last) = state.frames.last() {
@@ -684,7 +688,8 @@ impl Space {
 
     /// Puts address space and memory back to `state`, whose pages' content `content` gives (`None`: zeros). Pages that are
     /// [changed](GuestMemory::changed), and those in `also`, ascending, may differ from it; no others do. What is hot
-    /// stays so: the guest can write those pages again without being noticed.
+    /// stays so, since the guest can write those pages again without being noticed; but now and then a list that has grown
+    /// far beyond what changes is dropped (`cooling.rs`).
     ///
     /// # Errors
     /// When the state needs more memory than there is, and the hypervisor's. The address space is in an unknown state then.
@@ -703,8 +708,21 @@ impl Space {
         changed.clear();
         changed.extend(self.memory.changed());
         changed.extend(also.iter().map(|page| Frame(*page)).filter(|page| !self.memory.is_changed(*page)));
-        for page in &changed {
-            self.memory.restore(*page, content(*page))?;
+        let hot = self.memory.hot().len();
+        if self.cooling.should_compare(hot) {
+            let mut differed = 0;
+            for (n, page) in changed.iter().enumerate() {
+                let has = self.memory.restore_changed(*page, content(*page))?;
+                differed += usize::from(has && n < hot); // Hot pages come first.
+            }
+            if self.cooling.compared(hot, differed) {
+                self.vm.empty_log(&mut self.memory)?;
+                self.memory.forget_hot();
+            }
+        } else {
+            for page in &changed {
+                self.memory.restore(*page, content(*page))?;
+            }
         }
         self.changed = changed;
         self.memory.forget_touched();

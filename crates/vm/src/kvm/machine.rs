@@ -2,12 +2,13 @@
 //! the guest wrote.
 #![allow(unsafe_code)] // One of the crate's few unsafe files: telling KVM where guest memory lies.
 
+use std::io;
 use std::os::fd::AsRawFd;
 
 use coracle_abi::PAGE_BYTES;
 use kvm_bindings::{
-    KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE, KVM_MEM_LOG_DIRTY_PAGES, kvm_enable_cap,
-    kvm_userspace_memory_region,
+    KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE, KVM_MEM_LOG_DIRTY_PAGES,
+    kvm_clear_dirty_log, kvm_enable_cap, kvm_userspace_memory_region,
 };
 use kvm_ioctls::VmFd;
 
@@ -19,6 +20,8 @@ use crate::paging::Frame;
 
 /// `KVM_RESET_DIRTY_RINGS`: `_IO(0xae, 0xc7)`, which kvm-ioctls does not have.
 const RESET_DIRTY_RINGS: libc::Ioctl = 0xaec7;
+/// `KVM_CLEAR_DIRTY_LOG`: `_IOWR(0xae, 0xc0, struct kvm_clear_dirty_log)`, likewise.
+const CLEAR_DIRTY_LOG: libc::Ioctl = 0xc018_aec0;
 
 /// A slot number and a guest-physical address that no guest memory uses: 2 TiB, above the largest sandbox.
 const DUMMY_SLOT: u32 = 500;
@@ -60,6 +63,36 @@ impl Machine {
         };
         let calls = calls + u64::from(!matches!(log, Log::Ring(_)));
         Self { vm, slots: Vec::new(), covered: 0, calls, log }
+    }
+}
+
+impl Machine {
+    /// Gives the ring's entries back to the kernel, which write-protects their pages.
+    fn reset_ring(&mut self) -> io::Result<()> {
+        // SAFETY: the ioctl takes no argument and touches no memory of this process but the rings, whose entries that we
+        // marked it takes back.
+        let result = unsafe { libc::ioctl(self.vm.as_raw_fd(), RESET_DIRTY_RINGS, 0) };
+        self.calls += 1;
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Clears all bits of the bitmap, and write-protects the pages whose bits were set.
+    fn clear_bitmap(&mut self) -> io::Result<()> {
+        for (number, slot) in (0..).zip(&self.slots) {
+            let pages = slot.bytes / PAGE_BYTES;
+            let mut ones = vec![u64::MAX; pages.div_ceil(64) as usize];
+            let mut clear =
+                kvm_clear_dirty_log { slot: number, num_pages: pages as u32, ..kvm_clear_dirty_log::default() };
+            clear.__bindgen_anon_1.dirty_bitmap = ones.as_mut_ptr().cast();
+            // SAFETY: the ioctl reads the structure and as many bits as the slot has pages, for which `ones` has room; both
+            // live until it returns. It writes to neither.
+            let result = unsafe { libc::ioctl(self.vm.as_raw_fd(), CLEAR_DIRTY_LOG, &raw mut clear) };
+            self.calls += 1;
+            if result < 0 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        Ok(())
     }
 }
 
@@ -132,14 +165,12 @@ impl Vm for Machine {
 
     fn empty_log(&mut self, memory: &mut GuestMemory) -> Result<(), Error> {
         self.collect_written(memory)?;
-        // SAFETY: the ioctl takes no argument and touches no memory of this process but the rings, whose entries that we
-        // marked it takes back.
-        let result = unsafe { libc::ioctl(self.vm.as_raw_fd(), RESET_DIRTY_RINGS, 0) };
-        self.calls += 1;
-        if result < 0 {
-            return Err(Error::refused("emptying the dirty ring", std::io::Error::last_os_error()));
+        let failed = |error| Error::refused("write-protecting the guest's pages", error);
+        match self.log {
+            Log::None => Ok(()),
+            Log::Ring(_) => self.reset_ring().map_err(failed),
+            Log::Bitmap => self.clear_bitmap().map_err(failed),
         }
-        Ok(())
     }
 
     fn forget_translations(&mut self, memory: &GuestMemory) -> Result<(), Error> {
