@@ -5,6 +5,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
+use coracle::Sandbox;
 use coracle_bench::{raw, workload};
 use criterion::{Bencher, Criterion, criterion_group, criterion_main};
 
@@ -63,9 +64,62 @@ fn calls(c: &mut Criterion) {
     });
 }
 
+fn snapshots(c: &mut Criterion) {
+    let image = workload::echo_image();
+    for (name, heap) in workload::HEAPS {
+        let mut sandbox = workload::sandbox(&image, heap);
+        sandbox.call::<String>("echo", "hello\n").expect("echo answers");
+        let clean = sandbox.snapshot().expect("a ready guest can be frozen");
+        let mut group = c.benchmark_group("snapshots");
+        group.bench_function(format!("create/{name}"), |b| {
+            // Of what one echo changes.
+            b.iter_custom(|iterations| {
+                let mut total = Duration::ZERO;
+                for _ in 0..iterations {
+                    sandbox.call::<String>("echo", "hello\n").expect("echo answers");
+                    let start = Instant::now();
+                    let made = black_box(sandbox.snapshot().expect("a ready guest can be frozen"));
+                    total += start.elapsed();
+                    drop(made);
+                }
+                total
+            });
+        });
+        group.bench_function(format!("restore/{name}"), |b| {
+            b.iter_custom(|iterations| {
+                let mut total = Duration::ZERO;
+                for _ in 0..iterations {
+                    sandbox.call::<String>("echo", "hello\n").expect("echo answers");
+                    let start = Instant::now();
+                    sandbox.restore(&clean).expect("a snapshot fits its own sandbox");
+                    total += start.elapsed();
+                }
+                total
+            });
+        });
+        group.finish();
+        let mut group = c.benchmark_group("guest_calls");
+        group.bench_function(format!("call_with_restore/{name}"), |b| {
+            b.iter(|| {
+                let answer = sandbox.call::<String>("echo", black_box("hello\n")).expect("echo answers");
+                sandbox.restore(&clean).expect("a snapshot fits its own sandbox");
+                answer
+            });
+        });
+        group.finish();
+        let mut group = c.benchmark_group("sandboxes");
+        group.bench_function(format!("sandbox_from_snapshot/{name}"), |b| {
+            without_drop(b, || Sandbox::from_snapshot(&clean).expect("a snapshot spawns"));
+        });
+    }
+    let mut parent = workload::sandbox(&image, 8 << 20);
+    let mut group = c.benchmark_group("sandboxes");
+    group.bench_function("fork", |b| without_drop(b, || parent.fork().expect("a ready guest forks")));
+}
+
 criterion_group! {
     name = benches;
     config = Criterion::default().warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(2)).sample_size(30);
-    targets = raw_kvm, calls, create
+    targets = raw_kvm, calls, create, snapshots
 }
 criterion_main!(benches);
