@@ -23,9 +23,8 @@ const RESET_DIRTY_RINGS: libc::Ioctl = 0xaec7;
 /// `KVM_CLEAR_DIRTY_LOG`: `_IOWR(0xae, 0xc0, struct kvm_clear_dirty_log)`, likewise.
 const CLEAR_DIRTY_LOG: libc::Ioctl = 0xc018_aec0;
 
-/// A slot number and a guest-physical address that no guest memory uses: 2 TiB, above the largest sandbox.
+/// A slot number that no guest memory uses.
 const DUMMY_SLOT: u32 = 500;
-const DUMMY_ADDRESS: u64 = 1 << 41;
 
 /// How KVM tells which pages the guest wrote.
 pub(super) enum Log {
@@ -64,9 +63,7 @@ impl Machine {
         let calls = calls + u64::from(!matches!(log, Log::Ring(_)));
         Self { vm, slots: Vec::new(), covered: 0, calls, log }
     }
-}
 
-impl Machine {
     /// Gives the ring's entries back to the kernel, which write-protects their pages.
     fn reset_ring(&mut self) -> io::Result<()> {
         // SAFETY: the ioctl takes no argument and touches no memory of this process but the rings, whose entries that we
@@ -178,7 +175,8 @@ impl Vm for Machine {
             let region = kvm_userspace_memory_region {
                 slot: DUMMY_SLOT,
                 flags: 0,
-                guest_phys_addr: DUMMY_ADDRESS,
+                // Right behind what the guest can ever have: a fixed high address may be beyond what the processor has.
+                guest_phys_addr: memory.bytes(),
                 memory_size: bytes,
                 userspace_addr: memory.host_address(),
             };
