@@ -121,6 +121,9 @@ impl From<coracle_vm::SpaceError> for Error {
                 ErrorKind::Limit,
                 "the sandbox's memory limit is too small for this guest: raise memory_bytes",
             ),
+            coracle_vm::SpaceError::Content(error) => {
+                Self::new(ErrorKind::Host, "a page of the snapshot cannot be read").with_source(error)
+            }
             error => Self::new(ErrorKind::Host, error.to_string()),
         }
     }

@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -148,11 +149,11 @@ impl State {
     }
 
     /// The content of a page, `None` for zeros.
-    pub(crate) fn content(&self, page: Frame) -> Option<&PageContent> {
-        match self.pages.page(page.0) {
+    pub(crate) fn content(&self, page: Frame) -> io::Result<Option<&PageContent>> {
+        Ok(match self.pages.page(page.0) {
             Content::Zero => None,
             Content::Bytes(bytes) => Some(bytes),
-        }
+        })
     }
 }
 

@@ -23,14 +23,17 @@ impl Base {
     /// Writes the pages in `pages`, ascending, whose content `content` gives; all others are holes, which read as zeros.
     ///
     /// # Errors
-    /// The kernel's.
-    pub fn new<'c>(pages: &[u32], mut content: impl FnMut(Frame) -> Option<&'c PageContent>) -> io::Result<Self> {
+    /// The kernel's, and those of `content`.
+    pub fn new<'c>(
+        pages: &[u32],
+        mut content: impl FnMut(Frame) -> io::Result<Option<&'c PageContent>>,
+    ) -> io::Result<Self> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = File::from(memfd_create("coracle-base", flags)?);
         let bytes = pages.last().map_or(0, |last| Frame(*last).address() + PAGE_BYTES);
         file.set_len(bytes)?;
         for page in pages.iter().map(|page| Frame(*page)) {
-            if let Some(content) = content(page) {
+            if let Some(content) = content(page)? {
                 file.write_all_at(content, page.address())?;
             }
         }
@@ -57,7 +60,7 @@ mod tests {
     #[test]
     fn it_has_the_pages_and_holes_and_is_sealed() {
         let content = [7; PAGE_BYTES as usize];
-        let base = Base::new(&[1, 3], |_| Some(&content)).unwrap();
+        let base = Base::new(&[1, 3], |_| Ok(Some(&content))).unwrap();
         assert_eq!(base.bytes(), 4 * PAGE_BYTES);
         let mut byte = [1];
         for (page, want) in [(0, 0), (1, 7), (2, 0), (3, 7)] {
@@ -70,6 +73,6 @@ mod tests {
 
     #[test]
     fn of_no_pages_it_is_empty() {
-        assert_eq!(Base::new(&[], |_| None).unwrap().bytes(), 0);
+        assert_eq!(Base::new(&[], |_| Ok(None)).unwrap().bytes(), 0);
     }
 }

@@ -12,6 +12,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use coracle_abi::{PAGE_BYTES, PageBytes, VirtualAddress, map};
@@ -110,6 +111,8 @@ pub enum SpaceError {
     Sealed,
     /// Writable and executable at once.
     WriteAndExecute,
+    /// A page of a snapshot cannot be read. The address space is in an unknown state.
+    Content(io::Error),
     /// The hypervisor refused. The address space is in an unknown state.
     Backend(Error),
 }
@@ -122,6 +125,7 @@ impl fmt::Display for SpaceError {
             Self::NotMapped => "a page in the range is not mapped",
             Self::Sealed => "the host made this mapping; the guest may not change it",
             Self::WriteAndExecute => "pages may be writable or executable, not both",
+            Self::Content(_) => "a page of the snapshot cannot be read",
             Self::Backend(_) => "the hypervisor refused to change the guest's memory",
         })
     }
@@ -131,6 +135,7 @@ impl std::error::Error for SpaceError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Backend(error) => Some(error),
+            Self::Content(error) => Some(error),
             _ => None,
         }
     }
@@ -148,8 +153,8 @@ impl From<OutOfRange> for SpaceError {
     }
 }
 
-impl From<std::io::Error> for SpaceError {
-    fn from(error: std::io::Error) -> Self {
+impl From<io::Error> for SpaceError {
+    fn from(error: io::Error) -> Self {
         Self::Backend(Error::refused("changing a mapping of guest memory", error))
     }
 }
@@ -292,7 +297,7 @@ impl Space {
         vm: Box<dyn Vm>,
         state: &SpaceState,
         pages: &[u32],
-        mut content: impl FnMut(Frame) -> Option<&'c PageContent>,
+        mut content: impl FnMut(Frame) -> io::Result<Option<&'c PageContent>>,
     ) -> Result<Self, SpaceError> {
         let SpaceState { frames, tables, committed, loose, areas, version } = state.clone();
         let (root, version) = (Self::ROOT, Some(version));
@@ -314,7 +319,7 @@ impl Space {
             space.cover(last)?;
         }
         for page in pages {
-            space.memory.restore(Frame(*page), content(Frame(*page)))?;
+            space.memory.restore(Frame(*page), content(Frame(*page)).map_err(SpaceError::Content)?)?;
         }
         Ok(space)
     }
@@ -697,7 +702,7 @@ impl Space {
         &mut self,
         state: &SpaceState,
         also: &[u32],
-        mut content: impl FnMut(Frame) -> Option<&'c PageContent>,
+        mut content: impl FnMut(Frame) -> io::Result<Option<&'c PageContent>>,
     ) -> Result<(), SpaceError> {
         if let Some(last) = state.frames.last() {
             self.cover(last)?;
@@ -712,7 +717,7 @@ impl Space {
         if self.cooling.should_compare(hot) {
             let mut differed = 0;
             for (n, page) in changed.iter().enumerate() {
-                let has = self.memory.restore_changed(*page, content(*page))?;
+                let has = self.memory.restore_changed(*page, content(*page).map_err(SpaceError::Content)?)?;
                 differed += usize::from(has && n < hot); // Hot pages come first.
             }
             if self.cooling.compared(hot, differed) {
@@ -721,7 +726,7 @@ impl Space {
             }
         } else {
             for page in &changed {
-                self.memory.restore(*page, content(*page))?;
+                self.memory.restore(*page, content(*page).map_err(SpaceError::Content)?)?;
             }
         }
         self.changed = changed;
@@ -747,19 +752,19 @@ impl Space {
     fn stale<'c>(
         &self,
         also: &[u32],
-        content: &mut impl FnMut(Frame) -> Option<&'c PageContent>,
+        content: &mut impl FnMut(Frame) -> io::Result<Option<&'c PageContent>>,
     ) -> Result<Stale, SpaceError> {
         let mut stale = Stale::default();
         let may_differ = |table: Frame| self.memory.is_changed(table) || also.binary_search(&table.0).is_ok();
         let tables = paging::tables(&self.memory, self.root)?;
         for table in tables.above.into_iter().filter(|table| may_differ(*table)) {
-            let future = content(table).unwrap_or(&ZEROS);
+            let future = content(table).map_err(SpaceError::Content)?.unwrap_or(&ZEROS);
             let mut now = ZEROS;
             self.memory.read(table.address(), &mut now)?;
             stale.above |= now != *future;
         }
         for table in tables.leaves.into_iter().filter(|table| may_differ(*table)) {
-            let future = content(table).unwrap_or(&ZEROS);
+            let future = content(table).map_err(SpaceError::Content)?.unwrap_or(&ZEROS);
             for (n, future) in (0..).zip(future.as_chunks::<8>().0) {
                 let now = Entry(self.memory.read_u64(table.address() + 8 * n)?);
                 if !now.holds_under(Entry(u64::from_le_bytes(*future))) {
