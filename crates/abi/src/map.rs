@@ -44,6 +44,9 @@ pub const SYSCALL_ENTRY: u64 = CONTROL_START + 3 * PAGE_BYTES;
 pub const EXCEPTION_STACK: u64 = CONTROL_START + 4 * PAGE_BYTES;
 /// Read-only, user-executable: the doorbell, called like a function.
 pub const DOORBELL: u64 = CONTROL_START + 8 * PAGE_BYTES;
+/// Where a guest goes on that rang: behind the page's `out`. The page's code then gives it fresh registers and returns to the
+/// address on top of its stack.
+pub const DOORBELL_RETURN: u64 = DOORBELL + 2;
 /// Read-only, user: the [boot page](crate::boot).
 pub const BOOT_PAGE: u64 = CONTROL_START + 9 * PAGE_BYTES;
 

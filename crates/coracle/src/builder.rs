@@ -20,6 +20,7 @@ use crate::linux::{SystemCall, Tracer};
 use crate::log;
 use crate::machine::{Machine, Program, Stop};
 use crate::sandbox::Sandbox;
+use crate::shells::Leased;
 use crate::snapshot::Snapshot;
 use crate::stats::Stats;
 use crate::stream::{Input, Output, Streams};
@@ -224,12 +225,13 @@ impl Builder {
     pub fn run(self) -> Result<Ended, Error> {
         let timeout = self.config.timeout;
         let backend = self.chosen_backend()?;
-        let (mut machine, _) = self.load(&*backend, false)?;
+        let mut machine = Leased::new(self.load(&*backend, false)?.0);
         let deadline = match timeout {
             Some(timeout) => Deadline::after(timeout, machine.vcpu.kicker()),
             None => Deadline::never(),
         };
-        match machine.run(&deadline)? {
+        let stop = machine.run(&deadline).inspect_err(|_| machine.shell = None)?;
+        match stop {
             Stop::Exited(code) => Ok(Ended { code, stats: machine.stats() }),
             Stop::Crashed(report) => Err(Error::crashed(*report)),
             Stop::TimedOut => {

@@ -21,6 +21,7 @@
 //! | [`linux`] | the system calls that a guest may make |
 //! | [`crash`] | why a guest ended |
 //! | [`dynamic`] | calls whose types are known only at run time: JSON |
+//! | [`shells`] | virtual machines that are used again |
 //! | [`fake`] | a backend without a hypervisor, for tests |
 #![forbid(unsafe_code)]
 
@@ -42,6 +43,7 @@ mod log;
 mod machine;
 mod pool;
 mod sandbox;
+pub mod shells;
 mod snapshot;
 mod stack;
 mod stats;

@@ -9,8 +9,8 @@ use coracle_abi::boot::{self, BootInfo, Region};
 use coracle_abi::{ABI_VERSION, PAGE_BYTES, PageBytes, map};
 use coracle_vm::paging::Level;
 use coracle_vm::{
-    Access, Backend, ControlPage, Exception, Exit, Fault, Fill, GuestMemory, Parts, Promise, Registers, Rights, Space,
-    Span, Vcpu, exit,
+    Access, Backend, ControlPage, Exception, Exit, Fault, Fill, Promise, Registers, Rights, Shell, Space, Span, Vcpu,
+    Vm, exit,
 };
 
 use crate::config::Config;
@@ -22,6 +22,7 @@ use crate::image::Image;
 use crate::instructions::Counting;
 use crate::layout::{GuestLayout, Layout};
 use crate::linux::{Linux, Outcome, Tracer};
+use crate::shells;
 use crate::snapshot::{self, SharedBase, Snapshot};
 use crate::stack::{InitialStack, Start};
 use crate::stats::Stats;
@@ -61,6 +62,9 @@ pub(crate) struct Machine {
     pub(crate) linux: Linux,
     pub(crate) image: Image,
     pub(crate) stack: Span,
+    /// Under which key its shell is used again, if it is.
+    pub(crate) shell: Option<shells::Key>,
+    before: [u64; 2], // What the shell had cost before this guest.
 }
 
 /// Pages besides the image that every program touches before its first exit: control pages, page tables, stack.
@@ -73,9 +77,8 @@ impl Machine {
         let Program { config, backend, image, .. } = program;
         config.check()?;
         let layout = Layout::new(config, image, program.is_guest, program.init_data.len() as u64)?;
-        let memory = reserve(config, GuestMemory::reserve)?;
-        let parts = Parts { root: Space::ROOT, exception_stack: Space::EXCEPTION_STACK };
-        let (vm, vcpu) = backend.create(&parts)?;
+        let (Shell { memory, vm, vcpu }, shell) = shell(config, backend)?;
+        let before = costs(&*vm, &*vcpu);
         let mut space = Space::new(memory, vm, &backend.control_pages())?;
         for (span, rights) in &layout.image {
             space.map(*span, *rights, Fill::Now, Promise::Committed)?;
@@ -99,15 +102,19 @@ impl Machine {
         };
         let initial = InitialStack::new(layout.stack.end(), image, &start)?;
         space.write(initial.address, &initial.bytes)?;
+        // It begins as if it came back from the doorbell: that page's code leaves nothing in the registers.
+        let entry = image.entry().wrapping_add(image.load_bias());
+        let top = initial.address - 8;
+        space.write(top, &entry.to_le_bytes())?;
         if let Some(guest) = &layout.guest {
             map_guest(&mut space, guest, program.init_data, program.log_level)?;
         }
         let mut vcpu = if config.count_instructions { Counting::wrap(vcpu) } else { vcpu };
-        let entry = image.entry().wrapping_add(image.load_bias());
-        vcpu.set_registers(&Registers { rip: entry, rsp: initial.address, ..Registers::default() });
+        vcpu.set_registers(&Registers { rip: map::DOORBELL_RETURN, rsp: top, ..Registers::default() });
         let heap = &layout.program_break;
         let linux = Linux::new(heap.start, heap.end, layout.stack.bytes(), program.streams, program.tracer);
-        Ok((Self { space, vcpu, linux, image: image.clone(), stack: layout.stack }, layout.guest))
+        let machine = Self { space, vcpu, linux, image: image.clone(), stack: layout.stack, shell, before };
+        Ok((machine, layout.guest))
     }
 
     /// Makes a virtual machine in a snapshot's state.
@@ -122,9 +129,11 @@ impl Machine {
         snapshot.check_memory(config.memory_bytes)?;
         let state = &*snapshot.0;
         let (base, differences) = state.base()?;
-        let memory = reserve(config, |size| GuestMemory::reserve_over(size, &base.file))?;
-        let parts = Parts { root: Space::ROOT, exception_stack: Space::EXCEPTION_STACK };
-        let (vm, vcpu) = backend.create(&parts)?;
+        let (Shell { mut memory, vm, vcpu }, shell) = shell(config, backend)?;
+        let before = costs(&*vm, &*vcpu);
+        memory.map_base(&base.file).map_err(|error| {
+            Error::new(ErrorKind::Host, "cannot map the snapshot's pages into a new sandbox").with_source(error)
+        })?;
         // What it will write is copied now, which costs less than a fault for each page.
         let copied = [&state.hot[..], &differences].concat();
         let mut space = Space::from_state(memory, vm, &state.space, &copied, |page| state.content(page))?;
@@ -133,7 +142,8 @@ impl Machine {
         vcpu.set_registers(&state.registers);
         let mut linux = Linux::new(0, 0, state.stack.bytes(), streams, tracer);
         linux.restore(&state.linux, state.age);
-        Ok((Self { space, vcpu, linux, image: state.image.clone(), stack: state.stack }, base))
+        let machine = Self { space, vcpu, linux, image: state.image.clone(), stack: state.stack, shell, before };
+        Ok((machine, base))
     }
 
     /// Enters the guest until it hands over or stops.
@@ -170,9 +180,10 @@ impl Machine {
     /// What the machine has cost so far.
     pub(crate) fn stats(&self) -> Stats {
         let Self { space, vcpu, linux, .. } = self;
+        let [entries, hypervisor_calls] = costs(space.vm(), &**vcpu);
         Stats {
-            entries: vcpu.entries(),
-            hypervisor_calls: space.vm().hypervisor_calls() + vcpu.hypervisor_calls(),
+            entries: entries - self.before[0],
+            hypervisor_calls: hypervisor_calls - self.before[1],
             system_calls: linux.calls(),
             unknown_system_calls: linux.unknown().iter().map(|(number, count)| (*number, *count)).collect(),
             pages_in_use: space.frames_in_use(),
@@ -255,15 +266,17 @@ impl Machine {
 
 const SIGABRT: i32 = 6;
 
-fn reserve(
-    config: &Config,
-    reserve: impl FnOnce(PageBytes) -> std::io::Result<GuestMemory>,
-) -> Result<GuestMemory, Error> {
-    let size = PageBytes::round_up(config.memory_bytes).unwrap_or_default();
-    reserve(size).map_err(|error| {
-        let message = format!("cannot reserve {} bytes of address space for the guest's memory", config.memory_bytes);
-        Error::new(ErrorKind::Host, message).with_source(error)
-    })
+/// A virtual machine with no guest in it, and under which key it may be used again.
+fn shell(config: &Config, backend: &dyn Backend) -> Result<(Shell, Option<shells::Key>), Error> {
+    let memory = PageBytes::round_up(config.memory_bytes).unwrap_or_default();
+    let (shell, key) = shells::take(backend, memory)?;
+    // A counting processor is wrapped for good.
+    Ok((shell, key.filter(|_| !config.count_instructions)))
+}
+
+/// Entries, and other hypervisor calls.
+fn costs(vm: &dyn Vm, vcpu: &dyn Vcpu) -> [u64; 2] {
+    [vcpu.entries(), vm.hypervisor_calls() + vcpu.hypervisor_calls()]
 }
 
 /// Maps what only a guest made with the SDK has.

@@ -28,6 +28,7 @@ use crate::image::Image;
 use crate::interface::{FunctionInfo, Interface};
 use crate::log;
 use crate::machine::{Machine, Stop};
+use crate::shells::Leased;
 use crate::snapshot::{self, SharedBase, Snapshot, State};
 use crate::stats::Stats;
 use crate::transport::{Received, Transport, too_large};
@@ -43,7 +44,7 @@ use crate::transport::{Received, Transport, too_large};
 /// # Ok::<(), coracle::Error>(())
 /// ```
 pub struct Sandbox {
-    machine: Machine,
+    machine: Leased,
     transport: Transport,
     functions: Arc<HashMap<String, Exported>>,
     interface: Arc<Interface>,
@@ -220,7 +221,7 @@ impl Sandbox {
             let message = "the guest rang by itself, not through the doorbell's page: it cannot be frozen there";
             return Err(Error::new(ErrorKind::GuestReturned, message));
         }
-        let Machine { space, linux, image, stack, .. } = &mut self.machine;
+        let Machine { space, linux, image, stack, .. } = &mut *self.machine;
         if space.collect_written()?.is_none() {
             let message = "this kernel's KVM does not tell which pages a guest writes: use a newer kernel";
             return Err(Error::new(ErrorKind::Host, message));
@@ -274,7 +275,9 @@ impl Sandbox {
         }
         // Whatever happens from here on is either finished or fatal.
         self.status = Status::Unrecoverable;
+        let shell = self.machine.shell.take(); // Nobody knows what a hypervisor that failed has of it.
         self.put_back(state)?;
+        self.machine.shell = shell;
         self.status = Status::Ready;
         self.restores += 1;
         Ok(())
@@ -352,7 +355,7 @@ impl Sandbox {
         backend: Arc<dyn Backend>,
     ) -> Self {
         Self {
-            machine,
+            machine: Leased::new(machine),
             transport,
             functions: Arc::default(),
             interface,
@@ -448,6 +451,7 @@ impl Sandbox {
                 Ok(stop) => stop,
                 Err(error) => {
                     self.status = Status::Unrecoverable;
+                    self.machine.shell = None;
                     return Err(error);
                 }
             };

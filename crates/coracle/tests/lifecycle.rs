@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use coracle::{Image, Sandbox};
+use coracle::{Image, Sandbox, shells};
 use coracle_artifacts::ECHO_NOSTD;
 use coracle_testing::{kvm_or_skip, within};
 
@@ -35,10 +35,12 @@ fn ten_thousand_sandboxes_leave_nothing_behind() {
         for _ in 0..100 {
             assert_eq!(sandbox(&image).call::<i32>("add", (1, 2)).unwrap(), 3);
         }
+        shells::clear();
         let before = footprint();
         for n in 0..10_000 {
             assert_eq!(sandbox(&image).call::<i32>("add", (n, 1)).unwrap(), n + 1);
         }
+        shells::clear();
         let after = footprint();
         assert_eq!(before[0], after[0], "file descriptors");
         assert!(after[1] <= before[1] + 8, "mappings: {} before, {} after", before[1], after[1]);

@@ -98,6 +98,12 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
     /// When the hypervisor is missing, too old or refuses: what is missing and what to do.
     fn create(&self, parts: &Parts) -> Result<Pair, Error>;
 
+    /// Machines of backends with the same key are the same, so that one can be used again for a guest of the other
+    /// ([`crate::Shell`]). `None`: each is for one guest only.
+    fn shell_key(&self) -> Option<u64> {
+        None
+    }
+
     /// Bytes for each control page, to be put there before the first entry.
     fn control_pages(&self) -> Vec<ControlPage>;
 }

@@ -10,6 +10,7 @@
 //! | [`paging`], [`space`] | page tables; which pages the guest has, with which rights |
 //! | [`exit`] | why the guest stopped; its registers |
 //! | [`backend`] | what a hypervisor must do |
+//! | `shell` | machines without a guest, used again |
 //! | [`kvm`] | Linux KVM, on bare metal and on PVM hosts |
 //! | [`fake`] | a scripted guest, for tests without a hypervisor |
 //! | [`kick`] | stopping a running vCPU from another thread |
@@ -27,6 +28,7 @@ pub mod memory;
 mod pages;
 pub mod paging;
 mod rights;
+mod shell;
 pub mod space;
 mod span;
 
@@ -37,5 +39,6 @@ pub use exit::{Exception, Exit, Registers};
 pub use memory::GuestMemory;
 pub use pages::PageSet;
 pub use rights::Rights;
+pub use shell::Shell;
 pub use space::{Access, Fault, Fill, PageContent, Promise, Space, SpaceError, SpaceState};
 pub use span::Span;

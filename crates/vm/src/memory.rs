@@ -51,31 +51,53 @@ impl GuestMemory {
             hot: PageSet::with_capacity(size.pages()),
             touched: PageSet::with_capacity(size.pages()),
         };
-        // A huge page would be zeroed whole at the first touch of any part. Not all kernels have them.
-        let _ = memory.advise(0..size.get(), Advice::LinuxNoHugepage);
-        // A core dump of the host must not hold its guests' memory.
-        let _ = memory.advise(0..size.get(), Advice::LinuxDontDump);
+        memory.advise_once();
         Ok(memory)
     }
 
-    /// Reserves `size` bytes whose first pages are those of `base`, and the others zeros. Pages of the base that are not
-    /// written stay shared with all others who have it.
+    /// Puts the pages of `base` in place of the first pages of memory in which nothing was written yet. Those that stay
+    /// unwritten are shared with all others who have the base.
     ///
     /// # Errors
-    /// As [`GuestMemory::reserve`], and when the base is larger than `size`.
-    pub fn reserve_over(size: PageBytes, base: &Base) -> io::Result<Self> {
-        let mut memory = Self::reserve(size)?;
+    /// The kernel's, and when the base is larger than the memory.
+    pub fn map_base(&mut self, base: &Base) -> io::Result<()> {
         if base.bytes() == 0 {
-            return Ok(memory);
+            return Ok(());
         }
-        let (address, bytes) = memory.pages(0..base.bytes())?;
+        let (address, bytes) = self.pages(0..base.bytes())?;
         let (rights, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED);
         // SAFETY: what is replaced is the start of our own mapping (`pages`), into which no reference exists; it stays a
         // mapping of as many bytes, readable and writable. The file is sealed, so that it never gets shorter than them.
         unsafe { mm::mmap(address.as_ptr().cast(), bytes, rights, flags, base, 0) }?;
-        memory.shared = base.bytes();
-        let _ = memory.advise(0..base.bytes(), Advice::LinuxDontDump);
-        Ok(memory)
+        self.shared = base.bytes();
+        let _ = self.advise(0..base.bytes(), Advice::LinuxDontDump);
+        Ok(())
+    }
+
+    /// Makes it as it was when it was reserved: zeros that take no memory, none of them noted. The hypervisor forgets its
+    /// mappings.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn clear(&mut self) -> io::Result<()> {
+        let (rights, flags) =
+            (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED);
+        // SAFETY: what is replaced is our own mapping, whole, into which no reference exists; it stays a mapping of as many
+        // bytes, readable and writable.
+        unsafe { mm::mmap_anonymous(self.host.as_ptr().cast(), self.bytes, rights, flags) }?;
+        self.advise_once();
+        self.shared = 0;
+        self.hot.clear();
+        self.touched.clear();
+        Ok(())
+    }
+
+    /// What holds for the whole range from the start on.
+    fn advise_once(&self) {
+        // A huge page would be zeroed whole at the first touch of any part. Not all kernels have them.
+        let _ = self.advise(0..self.bytes(), Advice::LinuxNoHugepage);
+        // A core dump of the host must not hold its guests' memory.
+        let _ = self.advise(0..self.bytes(), Advice::LinuxDontDump);
     }
 
     /// Bytes reserved.
@@ -331,6 +353,20 @@ mod tests {
         for range in [0..1, 1..4096, 0..8192, 4096..8192] {
             assert!(memory.discard(range.clone()).is_err(), "{range:?}");
         }
+    }
+
+    #[test]
+    fn cleared_memory_is_like_new() {
+        let base = Base::new(&[0], |_| Ok(Some(&[5; PAGE_BYTES as usize]))).unwrap();
+        let mut memory = memory(2);
+        memory.map_base(&base).unwrap();
+        memory.write(4096, &[7]).unwrap();
+        memory.note_written(Frame(0));
+        memory.clear().unwrap();
+        assert_eq!((memory.read_u64(0), memory.read_u64(4096)), (Ok(0), Ok(0)));
+        assert_eq!(memory.changed().count(), 0);
+        memory.discard(0..4096).unwrap(); // Not the base's page any more.
+        assert_eq!(memory.read_u64(0), Ok(0));
     }
 
     #[test]

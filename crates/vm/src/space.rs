@@ -324,6 +324,11 @@ impl Space {
         Ok(space)
     }
 
+    /// Takes it apart, for a [`Shell`](crate::Shell).
+    pub(crate) fn into_parts(self) -> (GuestMemory, Box<dyn Vm>) {
+        (self.memory, self.vm)
+    }
+
     /// Puts a host-made page at one of the addresses that the ABI reserves.
     ///
     /// # Errors
@@ -804,6 +809,11 @@ impl Space {
     /// The virtual machine.
     pub fn vm(&self) -> &dyn Vm {
         &*self.vm
+    }
+
+    /// Guest-physical memory that the hypervisor knows, in bytes: what the guest needed at most, rounded up generously.
+    pub fn covered(&self) -> u64 {
+        self.covered
     }
 
     /// Frames in use: pages, page tables, control pages.

@@ -233,7 +233,7 @@ impl Vcpu for Processor {
         registers.gs_base = sync.sregs.gs.base;
         match self.origin {
             // Hypervisors differ in whether they have stepped over the `out` yet.
-            Origin::Ring3 if self.pending == Some(map::DOORBELL) => registers.rip = map::DOORBELL + control::OUT_BYTES,
+            Origin::Ring3 if self.pending == Some(map::DOORBELL) => registers.rip = map::DOORBELL_RETURN,
             Origin::Ring3 => {}
             Origin::SyscallInRing3 | Origin::SyscallInRing0 => {
                 (registers.rip, registers.rflags) = (registers.rcx, registers.r11);
@@ -255,7 +255,7 @@ impl Vcpu for Processor {
         }
         // Behind the doorbell's `out` it has been stepped over already.
         let rip = canonical(registers.rip);
-        if self.pending == Some(rip) && rip != map::DOORBELL + control::OUT_BYTES {
+        if self.pending == Some(rip) && rip != map::DOORBELL_RETURN {
             self.finish_pending();
         }
         self.plain_segments();
@@ -272,7 +272,7 @@ impl Vcpu for Processor {
     }
 
     fn is_parked(&self) -> bool {
-        self.origin == Origin::Ring3 && self.registers().rip == map::DOORBELL + control::OUT_BYTES
+        self.origin == Origin::Ring3 && self.registers().rip == map::DOORBELL_RETURN
     }
 
     fn finish_syscall(&mut self, result: i64) {

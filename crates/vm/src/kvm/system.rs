@@ -21,6 +21,7 @@ const API_VERSION: i32 = 12;
 #[derive(Clone, Debug)]
 pub struct Kvm {
     system: Arc<System>,
+    template: CpuTemplate,
     table: Arc<CpuId>,
     log: DirtyLog,
 }
@@ -116,7 +117,7 @@ impl Kvm {
             }
         };
         let table = system.table(template)?;
-        Ok(Self { system, table, log: DirtyLog::Best })
+        Ok(Self { system, template, table, log: DirtyLog::Best })
     }
 
     /// The same with another way to learn which pages guests wrote: for comparison and for tests.
@@ -249,6 +250,11 @@ impl Backend for Kvm {
         let processor = processor::Processor::new(vcpu, &self.table, reset, parts)?;
         let machine = machine::Machine::new(vm, ring, calls);
         Ok((Box::new(machine), Box::new(processor)))
+    }
+
+    fn shell_key(&self) -> Option<u64> {
+        // One `/dev/kvm` for the process: template and log are all that differs.
+        Some(u64::from(self.template as u8) << 1 | u64::from(self.log == DirtyLog::Best))
     }
 
     fn control_pages(&self) -> Vec<ControlPage> {
