@@ -1,7 +1,7 @@
 //! Sandboxes of one snapshot, kept ready.
 //!
-//! Callers take a sandbox and give it back; one thread of the pool's own does what takes time: it restores those that came
-//! back, makes new ones, drops those that are too many. What it does next is a pure function of a few counts,
+//! Callers take a sandbox and give it back. Restoring one that wrote little is done where it is given back, since waking a thread takes
+//! longer; one thread of the pool's own does what takes time: it restores the others, makes new ones, drops those that are too many. What it does next is a pure function of a few counts,
 //! [`next_step`]; everything else here is moving boxes under a lock that is never held over such work.
 //!
 //! Invariants:
@@ -29,10 +29,13 @@ const RETRY_FIRST: Duration = Duration::from_millis(10);
 /// And how long at most.
 const RETRY_MAX: Duration = Duration::from_secs(1);
 
+/// Restoring so many pages takes about as long as waking a thread to do it.
+const RESTORED_AT_ONCE: usize = 128;
+
 /// Keeps sandboxes of a snapshot ready, and takes them back.
 ///
-/// A sandbox that was given back is restored before anybody else gets it, on a thread of the pool: crashed and poisoned ones
-/// are healed by that, those that cannot be are replaced. Clones are handles to the same pool; when the last one is
+/// A sandbox that was given back is restored before anybody else gets it: at once if it wrote little, else on a thread of the pool.
+/// Crashed and poisoned ones are healed by that, those that cannot be are replaced. Clones are handles to the same pool; when the last one is
 /// dropped, it is closed.
 ///
 /// ```
@@ -278,7 +281,10 @@ impl DerefMut for PoolGuard {
 
 impl Drop for PoolGuard {
     fn drop(&mut self) {
-        let Some(sandbox) = self.sandbox.take() else { return };
+        let Some(mut sandbox) = self.sandbox.take() else { return };
+        let snapshot = &self.shared.snapshot;
+        let little = sandbox.pages_to_restore(snapshot).is_some_and(|pages| pages <= RESTORED_AT_ONCE);
+        let is_clean = little && sandbox.restore(snapshot).is_ok();
         let mut state = self.shared.lock();
         state.counts.in_use -= 1;
         if state.closed {
@@ -286,9 +292,19 @@ impl Drop for PoolGuard {
             drop(state);
             return;
         }
-        state.returned.push_back(sandbox);
+        let wake = if is_clean {
+            state.counts.restored += 1;
+            state.offer(sandbox, &self.shared.bounds);
+            // The thread watches for how long there are too many; if it has a time to wake up at, that will do.
+            state.plenty_since.is_some() && state.sleeps_without_end
+        } else {
+            state.returned.push_back(sandbox);
+            true
+        };
         drop(state);
-        self.shared.work.notify_one();
+        if wake {
+            self.shared.work.notify_one();
+        }
     }
 }
 
@@ -352,6 +368,8 @@ struct State {
     plenty_since: Option<Instant>,
     /// When to try again to make one, after failures.
     retry_at: Option<Instant>,
+    /// The worker does nothing until it is woken.
+    sleeps_without_end: bool,
     failures_in_a_row: u32,
     /// Its `ready` and `waiting` are not kept, its `restoring` is what the worker has in its hands.
     counts: PoolStats,
@@ -584,7 +602,12 @@ impl Shared {
                 Step::Restore => self.restore(state),
                 Step::Spawn => self.spawn(state),
                 Step::Retire => self.retire(state),
-                Step::Sleep(None) => self.work.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Step::Sleep(None) => {
+                    state.sleeps_without_end = true;
+                    let mut state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    state.sleeps_without_end = false;
+                    state
+                }
                 Step::Sleep(Some(limit)) => {
                     self.work.wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner).0
                 }

@@ -283,6 +283,17 @@ impl Sandbox {
         Ok(())
     }
 
+    /// At most how many pages a restore would copy, if that takes no more than copying: `None` when the guest was stopped
+    /// part-way, or is based on another snapshot.
+    pub(crate) fn pages_to_restore(&mut self, snapshot: &Snapshot) -> Option<usize> {
+        if self.status != Status::Ready || !self.reference.same(&snapshot.0.pages) {
+            return None;
+        }
+        self.machine.space.collect_written().ok()?;
+        let memory = self.machine.space.memory();
+        Some(memory.hot().len() + memory.touched().len())
+    }
+
     fn put_back(&mut self, state: &State) -> Result<(), Error> {
         // That writes are told was found out when there was a snapshot to be taken; it holds for the whole process.
         self.machine.space.collect_written()?;

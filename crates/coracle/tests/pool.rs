@@ -77,6 +77,27 @@ fn what_comes_back_is_restored_before_it_goes_out_again() {
 }
 
 #[test]
+fn what_wrote_little_is_ready_when_it_was_given_back() {
+    test(|| {
+        if kvm_or_skip().is_none() {
+            return;
+        }
+        let pool = Pool::builder(&keeper_snapshot()).max(1).build().unwrap();
+        for round in 1..=20 {
+            assert_eq!(pool.get().unwrap().call::<u64>("count", ()).unwrap(), 1);
+            let stats = pool.stats();
+            assert_eq!((stats.ready, stats.restored, stats.in_use), (1, round, 0));
+        }
+        // What takes longer is done elsewhere, and as well.
+        let mut sandbox = pool.get().unwrap();
+        sandbox.call::<u64>("sum_of_fresh", 1000_u64).unwrap();
+        drop(sandbox);
+        until(&pool, |stats| stats.ready == 1);
+        assert_eq!(pool.get().unwrap().call::<u64>("count", ()).unwrap(), 1);
+    });
+}
+
+#[test]
 fn a_crash_is_healed() {
     test(|| {
         let pool = fake_pool().max(1).build().unwrap();

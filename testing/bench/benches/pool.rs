@@ -40,7 +40,7 @@ fn pool(c: &mut Criterion) {
             total
         });
     });
-    // As fast as one thread can: the restores run beside it, if there is a processor for them.
+    // An echo writes little: it is restored where it is given back.
     group.bench_function("get_call_and_give_back", |b| {
         b.iter(|| call(&mut pool.get().expect("the pool serves")));
     });
