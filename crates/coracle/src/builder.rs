@@ -75,6 +75,7 @@ impl Builder {
             config: state.config.clone(),
             backend: Some(Arc::clone(&state.backend)),
             host_functions: state.host_functions.clone(),
+            streams: Streams { input: Input::from_rest(state.linux.input()), ..Streams::default() },
             ..Self::new(&state.image)
         }
     }

@@ -88,7 +88,8 @@ impl SharedBase {
 
 impl Snapshot {
     /// Describes new sandboxes that start in this state: with the host functions and settings of the sandbox that it is
-    /// from, which may be replaced, and with empty streams. Memory and processor cannot change.
+    /// from, which may be replaced. Streams are empty, but for an [`Input::bytes`](crate::Input::bytes), which is read on. Memory
+    /// and processor cannot change.
     pub fn builder(&self) -> Builder {
         Builder::from_snapshot(self)
     }

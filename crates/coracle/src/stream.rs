@@ -14,9 +14,26 @@ pub struct Input(Source);
 enum Source {
     #[default]
     Null,
-    Bytes(io::Cursor<Vec<u8>>),
+    Bytes(Rest),
     Inherit,
     Reader(Box<dyn Read + Send>),
+}
+
+/// Bytes, and how many of them were read: what a snapshot keeps of a stream.
+#[derive(Clone, Debug)]
+pub(crate) struct Rest {
+    bytes: Arc<[u8]>,
+    read: usize,
+}
+
+impl Rest {
+    fn take(&mut self, out: &mut [u8]) -> usize {
+        let rest = &self.bytes[self.read..];
+        let count = rest.len().min(out.len());
+        out[..count].copy_from_slice(&rest[..count]);
+        self.read += count;
+        count
+    }
 }
 
 impl Input {
@@ -25,9 +42,10 @@ impl Input {
         Self(Source::Null)
     }
 
-    /// These bytes, then end of file.
+    /// These bytes, then end of file. A restore goes back to where the guest was in them when the snapshot was taken, and a sandbox
+    /// that is made from it without an input of its own reads on from there. Other inputs are not rewound.
     pub fn bytes(bytes: impl Into<Vec<u8>>) -> Self {
-        Self(Source::Bytes(io::Cursor::new(bytes.into())))
+        Self(Source::Bytes(Rest { bytes: bytes.into().into(), read: 0 }))
     }
 
     /// The host process's own standard input.
@@ -41,11 +59,33 @@ impl Input {
         Self(Source::Reader(Box::new(reader)))
     }
 
+    /// What a snapshot keeps.
+    pub(crate) fn rest(&self) -> Option<Rest> {
+        match &self.0 {
+            Source::Bytes(rest) => Some(rest.clone()),
+            _ => None,
+        }
+    }
+
+    /// From a snapshot.
+    pub(crate) fn from_rest(rest: Option<Rest>) -> Self {
+        Self(rest.map_or(Source::Null, Source::Bytes))
+    }
+
+    /// Goes back to there, if it has the same bytes.
+    pub(crate) fn rewind(&mut self, to: Option<&Rest>) {
+        if let (Source::Bytes(rest), Some(to)) = (&mut self.0, to)
+            && Arc::ptr_eq(&rest.bytes, &to.bytes)
+        {
+            rest.read = to.read;
+        }
+    }
+
     pub(crate) fn read(&mut self, out: &mut [u8], deadline: &Deadline) -> ReadOutcome {
         loop {
             let result = match &mut self.0 {
                 Source::Null => Ok(0),
-                Source::Bytes(bytes) => bytes.read(out),
+                Source::Bytes(rest) => Ok(rest.take(out)),
                 Source::Inherit => rustix::io::read(rustix::stdio::stdin(), &mut *out).map_err(io::Error::from),
                 Source::Reader(reader) => reader.read(out),
             };

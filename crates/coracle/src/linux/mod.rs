@@ -29,7 +29,7 @@ use std::time::Duration;
 use coracle_vm::{Registers, Space, SpaceError};
 
 use crate::deadline::Deadline;
-use crate::stream::Streams;
+use crate::stream::{Rest, Streams};
 pub use errno::Errno;
 pub use number::name;
 
@@ -113,6 +113,14 @@ pub(crate) struct LinuxState {
     files: files::Descriptors,
     process: process::Process,
     refused_memory: bool,
+    input: Option<Rest>,
+}
+
+impl LinuxState {
+    /// What was not read yet of an input that a new sandbox can have, too.
+    pub(crate) fn input(&self) -> Option<Rest> {
+        self.input.clone()
+    }
 }
 
 /// The most numbers that are counted each by itself.
@@ -239,17 +247,18 @@ impl Linux {
         }
     }
 
-    /// What a restore puts back. Streams are the embedder's, and the clock goes on.
+    /// What a restore puts back. Streams are the embedder's, but for input that lies in memory; the clock goes on.
     pub(crate) fn state(&self) -> LinuxState {
         let Self { memory, files, process, refused_memory, .. } = self;
         let (memory, files, process) = (memory.clone(), files.clone(), process.clone());
-        LinuxState { memory, files, process, refused_memory: *refused_memory }
+        LinuxState { memory, files, process, refused_memory: *refused_memory, input: self.streams.input.rest() }
     }
 
     /// Puts it back. The monotonic clock never shows less than `age`, nor less than it has shown.
     pub(crate) fn restore(&mut self, state: &LinuxState, age: Duration) {
-        let LinuxState { memory, files, process, refused_memory } = state.clone();
+        let LinuxState { memory, files, process, refused_memory, input } = state.clone();
         (self.memory, self.files, self.process, self.refused_memory) = (memory, files, process, refused_memory);
+        self.streams.input.rewind(input.as_ref());
         self.clock.advance_to(age);
     }
 
