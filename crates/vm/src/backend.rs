@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use crate::content::Content;
 use crate::error::Error;
 use crate::exit::{Exit, Registers};
 use crate::memory::GuestMemory;
@@ -38,6 +39,19 @@ pub trait Vm: Send {
     /// # Errors
     /// The hypervisor's.
     fn forget_translations(&mut self, memory: &GuestMemory) -> Result<(), Error>;
+
+    /// Shows the guest `content`, read-only, from this guest-physical address on, under a number below
+    /// [`CONTENTS_MAX`](crate::space::CONTENTS_MAX). It is outlived by `content`, and does not touch anything that is there.
+    ///
+    /// # Errors
+    /// The hypervisor's; nothing is changed then.
+    fn lend(&mut self, number: u32, at: u64, content: &Content) -> Result<(), Error>;
+
+    /// Ends that, at once.
+    ///
+    /// # Errors
+    /// The hypervisor's.
+    fn take_back(&mut self, number: u32, at: u64) -> Result<(), Error>;
 
     /// Hypervisor calls (on KVM: ioctls) made for this VM so far, [`Vcpu::run`] not counted.
     fn hypervisor_calls(&self) -> u64;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use coracle_abi::{PAGE_BYTES, VirtualAddress};
 
 use crate::backend::{Backend, ControlPage, Kick, Pair, Parts, Vcpu, Vm};
+use crate::content::Content;
 use crate::error::Error;
 use crate::exit::{Exit, Registers};
 use crate::kick::ThreadId;
@@ -130,6 +131,14 @@ impl Vm for FakeVm {
     }
 
     fn forget_translations(&mut self, _: &GuestMemory) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn lend(&mut self, _: u32, _: u64, _: &Content) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn take_back(&mut self, _: u32, _: u64) -> Result<(), Error> {
         Ok(())
     }
 

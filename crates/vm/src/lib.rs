@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`memory`] | guest RAM as one host range; copies in and out |
 //! | [`paging`], [`space`] | page tables; which pages the guest has, with which rights |
+//! | `content` | what the host lends to guests without copying it |
 //! | [`exit`] | why the guest stopped; its registers |
 //! | [`backend`] | what a hypervisor must do |
 //! | `shell` | machines without a guest, used again |
@@ -17,6 +18,7 @@
 
 pub mod backend;
 mod base;
+mod content;
 mod cooling;
 pub mod error;
 pub mod exit;
@@ -34,6 +36,7 @@ mod span;
 
 pub use backend::{Backend, ControlPage, Kick, Parts, Vcpu, Vm};
 pub use base::Base;
+pub use content::Content;
 pub use error::{Error, ErrorKind};
 pub use exit::{Exception, Exit, Registers};
 pub use memory::GuestMemory;

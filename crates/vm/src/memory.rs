@@ -7,11 +7,13 @@
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use coracle_abi::{PAGE_BYTES, PageBytes};
 use rustix::mm::{self, Advice, MapFlags, MprotectFlags, ProtFlags};
 
 use crate::base::Base;
+use crate::content::Content;
 use crate::pages::PageSet;
 use crate::paging::Frame;
 
@@ -23,6 +25,7 @@ pub struct GuestMemory {
     shared: u64,  // Up to here it is a private mapping of a file; a page that is given back there is the file's again.
     hot: PageSet,
     touched: PageSet,
+    contents: Vec<Option<(Frame, Arc<Content>)>>, // What lies behind the end.
 }
 
 // SAFETY: the mapping belongs to this value alone and is not tied to the thread that made it.
@@ -50,6 +53,7 @@ impl GuestMemory {
             bytes,
             hot: PageSet::with_capacity(size.pages()),
             touched: PageSet::with_capacity(size.pages()),
+            contents: Vec::new(),
         };
         memory.advise_once();
         Ok(memory)
@@ -89,6 +93,7 @@ impl GuestMemory {
         self.shared = 0;
         self.hot.clear();
         self.touched.clear();
+        self.contents.clear();
         Ok(())
     }
 
@@ -110,11 +115,14 @@ impl GuestMemory {
         self.host.as_ptr() as u64
     }
 
-    /// Copies guest memory from `at` on to `out`.
+    /// Copies guest memory from `at` on to `out`, or content that lies behind it.
     ///
     /// # Errors
-    /// When the range does not lie in guest memory; nothing is copied then.
+    /// When the range does not lie in guest memory or in one content; nothing is copied then. And when a content's file cannot be read.
     pub fn read(&self, at: u64, out: &mut [u8]) -> Result<(), OutOfRange> {
+        if at >= self.bytes() && !out.is_empty() {
+            return self.read_content(at, out);
+        }
         let from = self.pointer(at, out.len())?;
         // SAFETY: `pointer` showed that `out.len()` bytes from here lie in the mapping, which is readable; `out` is
         // elsewhere, since guest memory is never lent out. No vCPU runs: running needs `&mut` of this memory's owner.
@@ -193,6 +201,36 @@ impl GuestMemory {
         Ok(changed)
     }
 
+    /// Has a content, or none, behind guest memory from a frame on.
+    pub(crate) fn set_contents(&mut self, index: usize, content: Option<(Frame, Arc<Content>)>) {
+        if self.contents.len() <= index {
+            self.contents.resize_with(index + 1, || None);
+        }
+        self.contents[index] = content;
+    }
+
+    /// The content in which a guest-physical address lies, and where in it.
+    fn content_at(&self, at: u64) -> Option<(&Content, u64)> {
+        self.contents.iter().flatten().find_map(|(first, content)| {
+            let offset = at.checked_sub(first.address())?;
+            (offset < content.size().get()).then_some((&**content, offset))
+        })
+    }
+
+    fn read_content(&self, at: u64, out: &mut [u8]) -> Result<(), OutOfRange> {
+        let (content, offset) = self.content_at(at).ok_or(OutOfRange)?;
+        if out.len() as u64 > content.size().get() - offset {
+            return Err(OutOfRange);
+        }
+        content.read(offset, out).map_err(|_| OutOfRange)
+    }
+
+    /// A page of content.
+    pub(crate) fn content_page(&self, frame: Frame) -> io::Result<[u8; PAGE_BYTES as usize]> {
+        let (content, offset) = self.content_at(frame.address()).ok_or(io::ErrorKind::InvalidInput)?;
+        content.page(offset / PAGE_BYTES)
+    }
+
     /// Notes all pages of a range of bytes.
     fn note_range(&mut self, at: u64, bytes: u64) {
         if bytes != 0 {
@@ -260,6 +298,10 @@ impl GuestMemory {
     /// # Errors
     /// When the range does not lie in guest memory, and the kernel's.
     pub fn invalidate(&mut self, range: Range<u64>) -> io::Result<()> {
+        if range.start >= self.bytes() {
+            let (content, offset) = self.content_at(range.start).ok_or(io::ErrorKind::InvalidInput)?;
+            return content.invalidate(offset / PAGE_BYTES, (range.end - range.start) / PAGE_BYTES);
+        }
         let (address, bytes) = self.pages(range)?;
         for rights in [MprotectFlags::empty(), MprotectFlags::READ | MprotectFlags::WRITE] {
             // SAFETY: the pages lie in the mapping (`pages`), no reference into it exists, and the second pass

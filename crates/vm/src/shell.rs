@@ -39,7 +39,7 @@ impl Shell {
     /// # Errors
     /// The hypervisor's. Nothing of the guest is reachable any more, since nothing is left.
     pub fn of(space: Space, vcpu: Box<dyn Vcpu>) -> Result<Self, Error> {
-        let (mut memory, mut vm) = space.into_parts();
+        let (mut memory, mut vm) = space.into_parts()?;
         // What it wrote is of no interest, but is told only once.
         vm.empty_log(&mut memory)?;
         memory.clear().map_err(|error| Error::refused("clearing guest memory", error))?;

@@ -10,6 +10,8 @@
 //! Frames are given when a page is first touched (or at once where that is cheap), host memory when a frame is first
 //! used, and hypervisor memory when the frames need it: nothing here costs what the limit allows, only what is used.
 
+mod mapped;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
@@ -25,6 +27,8 @@ use crate::memory::{GuestMemory, OutOfRange};
 use crate::paging::{self, Entry, Frame, Level, Walk};
 use crate::rights::Rights;
 use crate::span::Span;
+pub use mapped::CONTENTS_MAX;
+use mapped::Lent;
 
 /// Areas a guest may have, as Linux's `vm.max_map_count`.
 pub const AREAS_MAX: usize = 65_530;
@@ -69,6 +73,8 @@ struct Area {
     promise: Promise,
     sealed: bool,
     batch: u64,
+    /// Of lent content: where its first page lies.
+    lent: Option<Frame>,
 }
 
 impl Area {
@@ -79,7 +85,7 @@ impl Area {
     /// Whether two neighbours can be one area.
     fn joins(&self, other: &Self) -> bool {
         let kind = |area: &Self| (area.rights, area.downwards, area.promise, area.sealed);
-        kind(self) == kind(other)
+        kind(self) == kind(other) && self.lent.is_none() && other.lent.is_none()
     }
 }
 
@@ -107,11 +113,13 @@ pub enum SpaceError {
     TooManyAreas,
     /// A page in the range is not mapped.
     NotMapped,
+    /// Something is mapped in the range already, or it has another size than what is to be mapped.
+    Overlap,
     /// The host made this area, and the guest may not change it.
     Sealed,
     /// Writable and executable at once.
     WriteAndExecute,
-    /// A page of a snapshot cannot be read. The address space is in an unknown state.
+    /// A page of a snapshot, or of mapped content, cannot be read. The address space is in an unknown state.
     Content(io::Error),
     /// The hypervisor refused. The address space is in an unknown state.
     Backend(Error),
@@ -122,10 +130,11 @@ impl fmt::Display for SpaceError {
         f.write_str(match self {
             Self::NoMemory => "the sandbox's memory limit is reached",
             Self::TooManyAreas => "the guest has too many separate mappings",
+            Self::Overlap => "something is mapped in the range already",
             Self::NotMapped => "a page in the range is not mapped",
             Self::Sealed => "the host made this mapping; the guest may not change it",
             Self::WriteAndExecute => "pages may be writable or executable, not both",
-            Self::Content(_) => "a page of the snapshot cannot be read",
+            Self::Content(_) => "a page that lies in a file cannot be read",
             Self::Backend(_) => "the hypervisor refused to change the guest's memory",
         })
     }
@@ -230,7 +239,8 @@ pub struct Space {
     /// The state that areas and page tables are those of, while they are.
     version: Option<u64>,
     cooling: Cooling,
-    changed: Vec<Frame>, // Kept from restore to restore, so that none allocates.
+    lent: Vec<Option<Lent>>, // What lies behind guest memory; by the hypervisor's number for it.
+    changed: Vec<Frame>,     // Kept from restore to restore, so that none allocates.
 }
 
 /// What an address space is, apart from the content of memory. For snapshots: [`Space::state`].
@@ -241,6 +251,7 @@ pub struct SpaceState {
     committed: u64,
     loose: u64,
     areas: BTreeMap<u64, Area>,
+    lent: Vec<Lent>,
     version: u64,
 }
 
@@ -277,6 +288,7 @@ impl Space {
             covered: 0,
             version: None,
             cooling: Cooling::default(),
+            lent: Vec::new(),
             changed: Vec::new(),
         };
         let (root, exception_stack) = (space.allocate()?, space.allocate()?);
@@ -299,7 +311,7 @@ impl Space {
         pages: &[u32],
         mut content: impl FnMut(Frame) -> io::Result<Option<&'c PageContent>>,
     ) -> Result<Self, SpaceError> {
-        let SpaceState { frames, tables, committed, loose, areas, version } = state.clone();
+        let SpaceState { frames, tables, committed, loose, areas, lent, version } = state.clone();
         let (root, version) = (Self::ROOT, Some(version));
         let mut space = Self {
             memory,
@@ -313,6 +325,7 @@ impl Space {
             covered: 0,
             version,
             cooling: Cooling::default(),
+            lent: Vec::new(),
             changed: Vec::new(),
         };
         if let Some(last) = state.frames.last() {
@@ -321,12 +334,17 @@ impl Space {
         for page in pages {
             space.memory.restore(Frame(*page), content(Frame(*page)).map_err(SpaceError::Content)?)?;
         }
+        space.exchange_contents(&lent)?;
         Ok(space)
     }
 
     /// Takes it apart, for a [`Shell`](crate::Shell).
-    pub(crate) fn into_parts(self) -> (GuestMemory, Box<dyn Vm>) {
-        (self.memory, self.vm)
+    ///
+    /// # Errors
+    /// The hypervisor's.
+    pub(crate) fn into_parts(mut self) -> Result<(GuestMemory, Box<dyn Vm>), Error> {
+        self.take_all_back()?;
+        Ok((self.memory, self.vm))
     }
 
     /// Puts a host-made page at one of the addresses that the ABI reserves.
@@ -398,7 +416,7 @@ impl Space {
         }
         self.remove(span)?;
         let downwards = fill == Fill::Down;
-        let area = Area { end: span.end(), rights, downwards, promise, sealed, batch: FIRST_BATCH };
+        let area = Area { end: span.end(), rights, downwards, promise, sealed, batch: FIRST_BATCH, lent: None };
         self.insert(span.start(), area)?;
         if area.is_committed() {
             self.committed += span.pages();
@@ -586,7 +604,10 @@ impl Space {
         if page >= area.end || !access.rights().within(area.rights) {
             return Ok(Fault::Denied);
         }
-        if self.entry(page)?.frame().is_some() {
+        if let Some(frame) = self.entry(page)?.frame() {
+            if access == Access::Write && self.is_lent(frame) {
+                return self.copy_on_write(page, frame, area.rights);
+            }
             return Ok(Fault::Resolved); // The vCPU had cached older, smaller rights; the fault flushed them.
         }
         self.version = None;
@@ -596,13 +617,18 @@ impl Space {
         } else {
             (page, area.end.min(page.saturating_add(reach)))
         };
-        // What is not promised may be used sparsely, and what is given ahead of use is lost to all others.
-        if let Some(area) = self.areas.get_mut(&start).filter(|area| area.is_committed()) {
+        // What is not promised may be used sparsely, and what is given ahead of use is lost to all others; but content takes nothing.
+        if let Some(area) = self.areas.get_mut(&start).filter(|area| area.is_committed() || area.lent.is_some()) {
             area.batch = (area.batch * 2).min(LAST_BATCH);
         }
         let spans = [Span::new(from, to - from), Span::new(page, PAGE_BYTES)];
         for span in spans.into_iter().flatten() {
-            match self.fill(span, &area) {
+            let filled = match area.lent {
+                Some(first) => self.fill_lent(span, Frame(first.0 + ((span.start() - start) / PAGE_BYTES) as u32)),
+                None => self.fill(span, &area),
+            };
+            match filled {
+                Ok(()) if area.lent.is_some() && access == Access::Write => return self.fault(address, access),
                 Ok(()) => return Ok(Fault::Resolved),
                 Err(SpaceError::NoMemory) => {} // Then the touched page alone.
                 Err(error) => return Err(error),
@@ -691,9 +717,9 @@ impl Space {
     pub fn state(&mut self) -> SpaceState {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let version = *self.version.get_or_insert_with(|| NEXT.fetch_add(1, Ordering::Relaxed));
-        let Self { frames, tables, committed, loose, areas, .. } = self;
-        let (frames, areas) = (frames.clone(), areas.clone());
-        SpaceState { frames, tables: *tables, committed: *committed, loose: *loose, areas, version }
+        let Self { frames, tables, committed, loose, areas, lent, .. } = self;
+        let (frames, areas, lent) = (frames.clone(), areas.clone(), lent.iter().flatten().cloned().collect());
+        SpaceState { frames, tables: *tables, committed: *committed, loose: *loose, areas, lent, version }
     }
 
     /// Puts address space and memory back to `state`, whose pages' content `content` gives (`None`: zeros). Pages that are
@@ -745,7 +771,8 @@ impl Space {
             }
         }
         if !same_tables {
-            let SpaceState { frames, tables, committed, loose, areas, version } = state.clone();
+            let SpaceState { frames, tables, committed, loose, areas, lent, version } = state.clone();
+            self.exchange_contents(&lent)?;
             (self.frames, self.areas, self.version) = (frames, areas, Some(version));
             (self.tables, self.committed, self.loose) = (tables, committed, loose);
         }
@@ -875,7 +902,8 @@ impl Space {
         };
         if area.end > address {
             self.insert(start, Area { end: address, ..area })?;
-            self.insert(address, area)?;
+            let lent = area.lent.map(|first| Frame(first.0 + ((address - start) / PAGE_BYTES) as u32));
+            self.insert(address, Area { lent, ..area })?;
         }
         Ok(())
     }
@@ -919,8 +947,12 @@ impl Space {
         let parts: Vec<(Span, Area)> = self.overlapping(span).collect();
         for (part, area) in parts {
             let before = freed.len();
+            let own = self.memory.bytes();
             self.for_each_entry(part, |_, entry| {
-                freed.push(entry.frame()?);
+                let frame = entry.frame()?;
+                if frame.address() < own {
+                    freed.push(frame);
+                }
                 Some(Entry::EMPTY)
             })?;
             if !area.is_committed() {
@@ -962,6 +994,22 @@ impl Space {
             }
             place = paging::next_is_in_same_table(VirtualAddress(at)).then_some(entry_at + 8);
             at += PAGE_BYTES;
+        }
+        Ok(())
+    }
+
+    /// Shows the guest the content from `first` on in those pages of `span` that it has not written.
+    fn fill_lent(&mut self, span: Span, first: Frame) -> Result<(), SpaceError> {
+        for page in 0..span.pages() {
+            let at = span.start() + page * PAGE_BYTES;
+            if self.spare() < LEVELS && paging::find_entry(&self.memory, self.root, VirtualAddress(at))?.is_none() {
+                return Err(SpaceError::NoMemory);
+            }
+            let place = self.make_entry(at)?;
+            if Entry(self.memory.read_u64(place)?).frame().is_none() {
+                let entry = Entry::new(Frame(first.0 + page as u32), Rights::R, Level::User);
+                self.memory.write_u64(place, entry.0)?;
+            }
         }
         Ok(())
     }

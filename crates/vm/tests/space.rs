@@ -9,7 +9,9 @@ use std::collections::{BTreeMap, HashSet};
 use coracle_abi::{PAGE_BYTES, PageBytes, VirtualAddress, map};
 use coracle_vm::paging::{Entry, Level, Walk, walk};
 use coracle_vm::space::AREAS_MAX;
-use coracle_vm::{Access, ControlPage, Error, Fault, Fill, GuestMemory, Promise, Rights, Space, SpaceError, Span, Vm};
+use coracle_vm::{
+    Access, Content, ControlPage, Error, Fault, Fill, GuestMemory, Promise, Rights, Space, SpaceError, Span, Vm,
+};
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
@@ -32,6 +34,14 @@ impl Vm for Flat {
     }
 
     fn forget_translations(&mut self, _: &GuestMemory) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn lend(&mut self, _: u32, _: u64, _: &Content) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn take_back(&mut self, _: u32, _: u64) -> Result<(), Error> {
         Ok(())
     }
 

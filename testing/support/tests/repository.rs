@@ -60,8 +60,8 @@ fn crates_know_only_those_below_them() {
 #[test]
 fn unsafe_code_is_where_architecture_md_says() {
     for path in files(&["crates"], ".rs") {
-        let allowed =
-            ["memory.rs", "kick.rs", "kvm/machine.rs", "kvm/ring.rs"].map(|file| format!("crates/vm/src/{file}"));
+        let allowed = ["memory.rs", "content.rs", "kick.rs", "kvm/machine.rs", "kvm/ring.rs"]
+            .map(|file| format!("crates/vm/src/{file}"));
         let name = path.to_str().unwrap();
         let of_virtq = ["copy.rs", "copy_portable.rs", "pointer.rs"].map(|file| format!("crates/virtq/src/{file}"));
         let is_allowed = allowed.iter().chain(&of_virtq).any(|allowed| allowed == name);

@@ -7,16 +7,18 @@ use std::os::fd::AsRawFd;
 
 use coracle_abi::PAGE_BYTES;
 use kvm_bindings::{
-    KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE, KVM_MEM_LOG_DIRTY_PAGES,
+    KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE, KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY,
     kvm_clear_dirty_log, kvm_enable_cap, kvm_userspace_memory_region,
 };
 use kvm_ioctls::VmFd;
 
 use super::ring::Ring;
 use crate::backend::Vm;
+use crate::content::Content;
 use crate::error::Error;
 use crate::memory::GuestMemory;
 use crate::paging::Frame;
+use crate::space::CONTENTS_MAX;
 
 /// `KVM_RESET_DIRTY_RINGS`: `_IO(0xae, 0xc7)`, which kvm-ioctls does not have.
 const RESET_DIRTY_RINGS: libc::Ioctl = 0xaec7;
@@ -25,6 +27,9 @@ const CLEAR_DIRTY_LOG: libc::Ioctl = 0xc018_aec0;
 
 /// A slot number that no guest memory uses.
 const DUMMY_SLOT: u32 = 500;
+/// The first of those for lent content.
+const CONTENT_SLOT: u32 = 400;
+const _: () = assert!(CONTENT_SLOT + CONTENTS_MAX as u32 <= DUMMY_SLOT);
 
 /// How KVM tells which pages the guest wrote.
 pub(super) enum Log {
@@ -186,6 +191,35 @@ impl Vm for Machine {
                 .map_err(|error| Error::refused("dropping the VM's translations", error))?;
             self.calls += 1;
         }
+        Ok(())
+    }
+
+    fn lend(&mut self, number: u32, at: u64, content: &Content) -> Result<(), Error> {
+        let region = kvm_userspace_memory_region {
+            slot: CONTENT_SLOT + number,
+            flags: KVM_MEM_READONLY,
+            guest_phys_addr: at,
+            memory_size: content.size().get(),
+            userspace_addr: content.host_address(),
+        };
+        // SAFETY: the region is the whole of the content's mapping, which whoever called keeps until after `take_back`, or longer than this
+        // VM. The guest cannot write to it: the slot and the mapping are read-only.
+        unsafe { self.vm.set_user_memory_region(region) }
+            .map_err(|error| Error::refused("mapping content into the VM", error))?;
+        self.calls += 1;
+        Ok(())
+    }
+
+    fn take_back(&mut self, number: u32, at: u64) -> Result<(), Error> {
+        let region = kvm_userspace_memory_region {
+            slot: CONTENT_SLOT + number,
+            guest_phys_addr: at,
+            ..kvm_userspace_memory_region::default()
+        };
+        // SAFETY: a slot without memory is removed.
+        unsafe { self.vm.set_user_memory_region(region) }
+            .map_err(|error| Error::refused("taking content out of the VM", error))?;
+        self.calls += 1;
         Ok(())
     }
 
