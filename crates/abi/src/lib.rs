@@ -10,6 +10,7 @@
 //! | [`map`] | where things lie in the guest's address space |
 //! | [`port`] | the doorbell |
 //! | [`boot`] | the read-only page that tells a guest about its sandbox |
+//! | [`mapping`] | the table of what the host lends to a guest by name |
 //! | [`frame`] | the messages that host and guest leave for each other |
 //! | [`note`] | the ELF notes by which an image describes itself |
 //! | [`signature`] | function signatures as text, and their hashes |
@@ -20,6 +21,7 @@ pub mod address;
 pub mod boot;
 pub mod frame;
 pub mod map;
+pub mod mapping;
 pub mod note;
 pub mod port;
 pub mod signature;

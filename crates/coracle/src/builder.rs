@@ -19,6 +19,7 @@ use crate::interface::Interface;
 use crate::linux::{SystemCall, Tracer};
 use crate::log;
 use crate::machine::{Machine, Program, Stop};
+use crate::mapping::{self, Content, MapMode, Wish};
 use crate::sandbox::Sandbox;
 use crate::shells::Leased;
 use crate::snapshot::Snapshot;
@@ -50,6 +51,7 @@ pub struct Builder {
     streams: Streams,
     tracer: Option<Tracer>,
     host_functions: HostFunctions,
+    mappings: Vec<Wish>,
 }
 
 impl Builder {
@@ -65,6 +67,7 @@ impl Builder {
             streams: Streams::default(),
             tracer: None,
             host_functions: HostFunctions::default(),
+            mappings: Vec::new(),
         }
     }
 
@@ -136,6 +139,19 @@ impl Builder {
         self
     }
 
+    /// Lends content to the guest, at an address of the host's choice. The SDK's `mapping(name)` finds it. Nothing is copied until the
+    /// guest writes; pages that it does not touch cost nothing.
+    pub fn map(mut self, name: impl Into<String>, content: &Content, mode: MapMode) -> Self {
+        self.mappings.push(Wish { name: name.into(), content: content.clone(), mode, address: None });
+        self
+    }
+
+    /// As [`Builder::map`], at this address: a page's, clear of all else that the guest has. For programs that know no names.
+    pub fn map_at(mut self, name: impl Into<String>, content: &Content, mode: MapMode, address: u64) -> Self {
+        self.mappings.push(Wish { name: name.into(), content: content.clone(), mode, address: Some(address) });
+        self
+    }
+
     /// Standard input. Default: empty.
     pub fn stdin(mut self, input: Input) -> Self {
         self.streams.input = input;
@@ -200,7 +216,7 @@ impl Builder {
     /// - [`ErrorKind::Config`], [`ErrorKind::Image`], [`ErrorKind::Signature`], [`ErrorKind::Limit`] when the settings,
     ///   the image, the host functions or the memory do not fit.
     /// - [`ErrorKind::GuestStopped`], [`ErrorKind::TimedOut`] when the guest did not get ready.
-    pub fn build(self) -> Result<Sandbox, Error> {
+    pub fn build(mut self) -> Result<Sandbox, Error> {
         if let Some(snapshot) = self.snapshot.clone() {
             return self.spawn(&snapshot);
         }
@@ -213,20 +229,26 @@ impl Builder {
         self.host_functions.check(&interface)?;
         let backend = self.chosen_backend()?;
         let (host_functions, config) = (self.host_functions.clone(), self.config.clone());
-        let (machine, layout) = self.load(&*backend, true)?;
+        let wishes = std::mem::take(&mut self.mappings);
+        let (mut machine, layout) = self.load(&*backend, true)?;
+        let mut mappings = Arc::default();
+        wishes.into_iter().try_for_each(|wish| mapping::add(&mut machine.space, &mut mappings, wish).map(drop))?;
         let Some(layout) = layout else { return Err(Error::new(ErrorKind::Host, "a guest without a transport area")) };
         let transport = Transport::new(&machine.space, &layout)?;
-        Sandbox::boot(machine, transport, interface, host_functions, config, backend)
+        Sandbox::boot(machine, transport, interface, mappings, host_functions, config, backend)
     }
 
     /// Runs the image as an ordinary Linux program, to its end.
     ///
     /// # Errors
     /// As [`Builder::build`]; [`ErrorKind::GuestStopped`] when the program crashed or ended itself by a signal.
-    pub fn run(self) -> Result<Ended, Error> {
+    pub fn run(mut self) -> Result<Ended, Error> {
         let timeout = self.config.timeout;
         let backend = self.chosen_backend()?;
+        let wishes = std::mem::take(&mut self.mappings);
         let mut machine = Leased::new(self.load(&*backend, false)?.0);
+        let mut mappings = Arc::default();
+        wishes.into_iter().try_for_each(|wish| mapping::add(&mut machine.space, &mut mappings, wish).map(drop))?;
         let deadline = match timeout {
             Some(timeout) => Deadline::after(timeout, machine.vcpu.kicker()),
             None => Deadline::never(),
@@ -251,7 +273,9 @@ impl Builder {
         self.host_functions.check(&snapshot.0.interface)?;
         let backend = self.chosen_backend()?;
         let (machine, base) = Machine::spawn(&self.config, &*backend, snapshot, self.streams, self.tracer)?;
-        Ok(Sandbox::spawned(machine, base, snapshot, self.host_functions, self.config, backend))
+        let mut sandbox = Sandbox::spawned(machine, base, snapshot, self.host_functions, self.config, backend);
+        self.mappings.into_iter().try_for_each(|wish| sandbox.add_mapping(wish).map(drop))?;
+        Ok(sandbox)
     }
 
     fn chosen_backend(&self) -> Result<Arc<dyn Backend>, Error> {

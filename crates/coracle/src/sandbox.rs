@@ -28,6 +28,7 @@ use crate::image::Image;
 use crate::interface::{FunctionInfo, Interface};
 use crate::log;
 use crate::machine::{Machine, Stop};
+use crate::mapping::{self, Content, MapMode, Mapping, Wish};
 use crate::shells::Leased;
 use crate::snapshot::{self, SharedBase, Snapshot, State};
 use crate::stats::Stats;
@@ -48,6 +49,7 @@ pub struct Sandbox {
     transport: Transport,
     functions: Arc<HashMap<String, Exported>>,
     interface: Arc<Interface>,
+    mappings: Arc<Vec<Mapping>>,
     config: Config,
     /// What memory holds, but for the pages that were written.
     reference: Pages,
@@ -138,11 +140,13 @@ impl Sandbox {
         machine: Machine,
         transport: Transport,
         interface: Interface,
+        mappings: Arc<Vec<Mapping>>,
         host_functions: HostFunctions,
         config: Config,
         backend: Arc<dyn Backend>,
     ) -> Result<Self, Error> {
         let mut sandbox = Self::new(machine, transport, Arc::new(interface), host_functions, config, backend);
+        sandbox.mappings = mappings;
         match sandbox.converse()? {
             Answer::Ready => {}
             Answer::Reply => return Err(sandbox.violation("it replied before it was called")),
@@ -244,6 +248,7 @@ impl Sandbox {
             transport: self.transport.clone(),
             functions: Arc::clone(&self.functions),
             interface: Arc::clone(&self.interface),
+            mappings: Arc::clone(&self.mappings),
             image: image.clone(),
             stack: *stack,
             config: self.config.clone(),
@@ -312,11 +317,55 @@ impl Sandbox {
             self.machine.image = state.image.clone();
             self.machine.stack = state.stack;
         }
+        self.mappings.clone_from(&state.mappings);
         if let Some(base) = state.own_base.get().or(state.inherited_base.as_ref()) {
             self.base = Some(Arc::clone(base));
         }
         self.reference = state.pages.clone();
         Ok(())
+    }
+
+    /// Lends content to the guest from now on, at an address of the host's choice, which it answers. See [`Builder::map`].
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] when the name is taken or none, [`ErrorKind::Limit`] for a 33rd mapping or without room, [`ErrorKind::Unusable`] when
+    /// the guest was stopped part-way: nothing is changed then. [`ErrorKind::Host`] when the hypervisor refuses.
+    pub fn map(&mut self, name: impl Into<String>, content: &Content, mode: MapMode) -> Result<u64, Error> {
+        self.add_mapping(Wish { name: name.into(), content: content.clone(), mode, address: None })
+    }
+
+    /// As [`Sandbox::map`], at this address: a page's, clear of all else that the guest has.
+    ///
+    /// # Errors
+    /// As [`Sandbox::map`], and [`ErrorKind::Config`] when it does not fit there.
+    pub fn map_at(
+        &mut self,
+        name: impl Into<String>,
+        content: &Content,
+        mode: MapMode,
+        address: u64,
+    ) -> Result<(), Error> {
+        self.add_mapping(Wish { name: name.into(), content: content.clone(), mode, address: Some(address) }).map(drop)
+    }
+
+    pub(crate) fn add_mapping(&mut self, wish: Wish) -> Result<u64, Error> {
+        self.check_ready()?;
+        mapping::add(&mut self.machine.space, &mut self.mappings, wish)
+    }
+
+    /// Takes mapped content away, and what the guest wrote to it: its next access there is a crash.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] when there is no mapping of this name, [`ErrorKind::Unusable`] as [`Sandbox::map`], [`ErrorKind::Host`] when the
+    /// hypervisor refuses.
+    pub fn unmap(&mut self, name: &str) -> Result<(), Error> {
+        self.check_ready()?;
+        mapping::remove(&mut self.machine.space, &mut self.mappings, name)
+    }
+
+    /// What is mapped now.
+    pub fn mappings(&self) -> impl Iterator<Item = &Mapping> {
+        self.mappings.iter()
     }
 
     /// A new sandbox in the state that this one is in.
@@ -350,6 +399,7 @@ impl Sandbox {
         let (transport, interface) = (state.transport.clone(), Arc::clone(&state.interface));
         Self {
             functions: Arc::clone(&state.functions),
+            mappings: Arc::clone(&state.mappings),
             reference: state.pages.clone(),
             base: Some(base),
             ..Self::new(machine, transport, interface, host_functions, config, backend)
@@ -370,6 +420,7 @@ impl Sandbox {
             transport,
             functions: Arc::default(),
             interface,
+            mappings: Arc::default(),
             config,
             reference: Pages::empty(),
             base: None,

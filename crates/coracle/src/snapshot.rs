@@ -26,6 +26,7 @@ use crate::host::HostFunctions;
 use crate::image::Image;
 use crate::interface::Interface;
 use crate::linux::LinuxState;
+use crate::mapping::Mapping;
 use crate::sandbox::Exported;
 use crate::transport::Transport;
 
@@ -52,6 +53,7 @@ pub(crate) struct State {
     pub(crate) transport: Transport,
     pub(crate) functions: Arc<HashMap<String, Exported>>,
     pub(crate) interface: Arc<Interface>,
+    pub(crate) mappings: Arc<Vec<Mapping>>,
     pub(crate) image: Image,
     pub(crate) stack: Span,
     pub(crate) config: Config,

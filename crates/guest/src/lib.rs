@@ -47,7 +47,8 @@
 //!
 //! # What a guest can use
 //! The whole standard library, as far as the host answers the system calls behind it: memory, clocks, random bytes, the
-//! standard streams; no files, no network, no threads. [`init_data`] is what the host gave this sandbox.
+//! standard streams; no files, no network, no threads. [`init_data`] is what the host gave this sandbox, and
+//! [`mapping`] finds what it lends by name.
 //! [`args`] are the program's arguments; the environment is where it always is.
 //!
 //! A panic ends the sandbox and is reported with its message and place. It never unwinds.
@@ -134,6 +135,7 @@ pub use coracle_guest_macros::host;
 pub use hash::RandomState;
 pub use host::HostError;
 pub use postcard_schema::{self, Schema};
+pub use rt::{Mapping, mapping};
 pub use serde;
 
 use rt::boot::Boot;

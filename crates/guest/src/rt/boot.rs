@@ -10,6 +10,7 @@ use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 use coracle_abi::ABI_VERSION;
 use coracle_abi::boot::{BootInfo, MAGIC, Region};
+use coracle_abi::mapping::{TABLE_BYTES, TABLE_OFFSET};
 use coracle_abi::port::AT_CORACLE;
 
 use super::window::Window;
@@ -96,6 +97,15 @@ impl Boot {
             None => &[],
         }
     }
+}
+
+/// The table of mapped content, copied: the host may have changed it since the last call.
+pub(crate) fn mapping_table() -> Option<[u8; TABLE_BYTES]> {
+    let boot = Boot::get()?;
+    // SAFETY: the table lies in the boot page, which is larger.
+    let table = unsafe { boot.0.cast::<u8>().add(TABLE_OFFSET as usize) };
+    // SAFETY: mapped as the boot page is, for good; any bytes are a value of this type, and bytes need no alignment.
+    Some(unsafe { table.cast().read() })
 }
 
 /// A buffer that the boot page names.

@@ -7,6 +7,7 @@
 //! | `start_std.rs`, `start_none.rs` | how the program gets from its entry point to [`run`] |
 //! | `memory_functions.rs` | what the compiler expects of a C library, where there is none |
 //! | `boot.rs` | the boot page and the program's arguments |
+//! | `mapping.rs` | what the host lends by name |
 //! | `window.rs` | copies in and out of shared memory |
 //! | `encode.rs` | texts in shared memory (no unsafe code) |
 //! | `link.rs` | frames: calls, host calls, panics |
@@ -26,6 +27,7 @@ mod fallback;
 #[cfg_attr(not(feature = "heap"), path = "heap_none.rs")]
 mod heap;
 mod link;
+mod mapping;
 #[cfg(any(test, not(feature = "std")))]
 mod memory_functions;
 #[cfg_attr(feature = "std", path = "panic_std.rs")]
@@ -42,6 +44,7 @@ pub(crate) mod window;
 use core::fmt::Display;
 use core::panic::Location;
 
+pub use mapping::{Mapping, mapping};
 pub use start::start;
 
 use crate::function::FUNCTIONS;
