@@ -35,7 +35,7 @@ pub const ECHO: RustGuest = rust("echo");
 pub const ECHO_NOSTD: RustGuest = rust("echo-nostd");
 /// Keeps numbers, maps memory and fills registers, to be restored.
 pub const KEEPER: RustGuest = rust("keeper");
-/// Spreads a nonce over all that a guest has, and searches all that it can read for one.
+/// Spreads a nonce over all that a guest has, searches all that it can read for one, draws random numbers.
 pub const HYGIENE: RustGuest = rust("hygiene");
 /// An ordinary program that uses all of `std`.
 pub const STD_PROGRAM: RustGuest = RustGuest { package: "std-program", binary: "std-program", profile: "unwind" };

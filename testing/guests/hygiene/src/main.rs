@@ -1,7 +1,8 @@
 //! Does anything of one life of a guest reach another? It spreads a nonce over all that it has, and searches all that it
-//! can read for one.
+//! can read for one. And it draws random numbers.
 #![no_main]
 
+mod chance;
 mod search;
 mod spread;
 mod system;
@@ -57,4 +58,16 @@ fn search(fingerprints: [u64; 4]) -> (Vec<u64>, u64) {
 #[function]
 fn answers() -> Vec<u64> {
     system::answers()
+}
+
+/// Random numbers, four of each source: what that is, and the numbers.
+#[function]
+fn random_words() -> Vec<(String, [u64; 4])> {
+    chance::SOURCES.map(|(what, draw)| (what.to_owned(), draw())).into()
+}
+
+/// Which life this is.
+#[function]
+fn generation() -> u64 {
+    coracle_guest::generation()
 }

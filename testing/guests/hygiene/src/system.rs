@@ -16,6 +16,7 @@ const DUP2: u64 = 33;
 const NANOSLEEP: u64 = 35;
 const FCNTL: u64 = 72;
 const SIGALTSTACK: u64 = 131;
+const GETRANDOM: u64 = 318;
 
 const EFAULT: i64 = -14;
 const EEXIST: i64 = -17;
@@ -128,4 +129,10 @@ pub(crate) fn answers() -> Vec<u64> {
 pub(crate) fn sleep_for_ever() {
     let time = [1_u64 << 40, 0];
     call(NANOSLEEP, [time.as_ptr() as u64, 0, 0, 0, 0, 0]);
+}
+
+/// Fills it with random bytes of the host.
+pub(crate) fn random(words: &mut [u64; 4]) {
+    let bytes = size_of_val(words) as u64;
+    assert_eq!(call(GETRANDOM, [words.as_mut_ptr() as u64, bytes, 0, 0, 0, 0]), bytes as i64);
 }

@@ -3,7 +3,6 @@
 
 use std::arch::asm;
 use std::cell::{Cell, RefCell};
-use std::hash::BuildHasher;
 
 use coracle_guest::function;
 
@@ -98,24 +97,6 @@ fn peek(address: u64) -> u8 {
 fn poke(address: u64, byte: u8) {
     // SAFETY: as in `peek`.
     unsafe { (address as *mut u8).write_volatile(byte) };
-}
-
-#[function]
-fn generation() -> u64 {
-    coracle_guest::generation()
-}
-
-#[function]
-fn entropy() -> Vec<u8> {
-    let mut bytes = vec![0; 32];
-    coracle_guest::fill_random(&mut bytes);
-    bytes
-}
-
-/// What a hash map that is made now would hash something to.
-#[function]
-fn hash() -> u64 {
-    coracle_guest::RandomState::new().hash_one(0)
 }
 
 #[function]
