@@ -14,7 +14,7 @@ pub struct Usage {
 
 impl Usage {
     /// What is used now.
-    fn now() -> io::Result<Self> {
+    pub fn now() -> io::Result<Self> {
         Ok(Self {
             private_kib: field("/proc/self/smaps_rollup", "Pss:")?,
             machine_kib: -field("/proc/meminfo", "MemAvailable:")?,
