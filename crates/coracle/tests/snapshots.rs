@@ -1,7 +1,6 @@
 //! Snapshots in memory: a restored sandbox is as it was, whatever happened in between.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::collections::HashSet;
 use std::time::Duration;
 
 use coracle::{Builder, CpuTemplate, DirtyLog, ErrorKind, Image, Kvm, Sandbox, Snapshot, Status};
@@ -171,50 +170,6 @@ fn a_guest_stopped_at_any_moment_is_healed() {
                 assert_eq!(kept(&mut sandbox), [1], "stopped after {micros} us, round {round}");
             }
         }
-    });
-}
-
-#[test]
-fn nothing_in_registers_outlives_a_restore() {
-    with_each_log(|builder| {
-        let mut sandbox = builder.build().unwrap();
-        let snapshot = sandbox.snapshot().unwrap();
-        let clean: Vec<u64> = sandbox.call("registers", ()).unwrap();
-        sandbox.restore(&snapshot).unwrap();
-        for nonce in [0x1122_3344_5566_7788_u64, u64::MAX, 0xdead_beef_dead_beef] {
-            // Fills every register that ring 3 reaches, and rings by itself with them: the host sees a crash.
-            let _ = sandbox.call::<()>("fill_registers", nonce);
-            sandbox.restore(&snapshot).unwrap();
-            let after: Vec<u64> = sandbox.call("registers", ()).unwrap();
-            assert!(!after.contains(&nonce), "{after:x?}");
-            assert_eq!(after, clean);
-            sandbox.restore(&snapshot).unwrap();
-        }
-    });
-}
-
-#[test]
-fn a_hundred_lives_have_a_hundred_generations_and_entropies() {
-    patiently(|| {
-        if kvm_or_skip().is_none() {
-            return;
-        }
-        let mut sandbox = builder(KEEPER).build().unwrap();
-        let snapshot = sandbox.snapshot().unwrap();
-        let (mut generations, mut entropies, mut hashes) = (HashSet::new(), HashSet::new(), HashSet::new());
-        for n in 0..100 {
-            let mut spawned = None;
-            let guest = if n % 2 == 0 {
-                sandbox.restore(&snapshot).unwrap();
-                &mut sandbox
-            } else {
-                spawned.insert(Sandbox::from_snapshot(&snapshot).unwrap())
-            };
-            generations.insert(guest.call::<u64>("generation", ()).unwrap());
-            entropies.insert(guest.call::<Vec<u8>>("entropy", ()).unwrap());
-            hashes.insert(guest.call::<u64>("hash", ()).unwrap());
-        }
-        assert_eq!((generations.len(), entropies.len(), hashes.len()), (100, 100, 100));
     });
 }
 

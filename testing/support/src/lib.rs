@@ -1,7 +1,9 @@
-//! What Coracle's own tests share: skipping aloud, and a watchdog.
+//! What Coracle's own tests share: skipping aloud, a watchdog, and a look at the memory that things take.
 //!
 //! A test that cannot run here says so on standard error, past the capture of the test harness, so that a green run
 //! shows what it did not look at. With `CORACLE_REQUIRE_KVM=1` a missing KVM fails instead.
+
+pub mod usage;
 
 use std::io::Write as _;
 use std::sync::mpsc::{self, RecvTimeoutError};

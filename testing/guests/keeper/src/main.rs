@@ -3,7 +3,6 @@
 
 use std::arch::asm;
 use std::cell::{Cell, RefCell};
-use std::hash::BuildHasher;
 
 use coracle_guest::function;
 
@@ -110,24 +109,6 @@ fn poke(address: u64, byte: u8) {
 }
 
 #[function]
-fn generation() -> u64 {
-    coracle_guest::generation()
-}
-
-#[function]
-fn entropy() -> Vec<u8> {
-    let mut bytes = vec![0; 32];
-    coracle_guest::fill_random(&mut bytes);
-    bytes
-}
-
-/// What a hash map that is made now would hash something to.
-#[function]
-fn hash() -> u64 {
-    coracle_guest::RandomState::new().hash_one(0)
-}
-
-#[function]
 fn monotonic_ns() -> u64 {
     // The C library's clock, raw: seconds and nanoseconds.
     let mut time = [0_u64; 2];
@@ -135,31 +116,54 @@ fn monotonic_ns() -> u64 {
     time[0] * 1_000_000_000 + time[1]
 }
 
-/// Puts a number into every register that ring 3 has, then leaves by a doorbell of its own.
+/// Puts a number into every register that ring 3 has, then executes the last instructions with them.
+macro_rules! fill_registers {
+    ($number:expr, $($last:literal),+) => {
+        // SAFETY: nothing is used afterwards: no end that is asked for comes back, or leaves a valid frame.
+        unsafe {
+            asm!(
+                "movq xmm0, rax",
+                "vpbroadcastq ymm0, xmm0",
+                "vmovdqa ymm1, ymm0", "vmovdqa ymm2, ymm0", "vmovdqa ymm3, ymm0", "vmovdqa ymm4, ymm0",
+                "vmovdqa ymm5, ymm0", "vmovdqa ymm6, ymm0", "vmovdqa ymm7, ymm0", "vmovdqa ymm8, ymm0",
+                "vmovdqa ymm9, ymm0", "vmovdqa ymm10, ymm0", "vmovdqa ymm11, ymm0", "vmovdqa ymm12, ymm0",
+                "vmovdqa ymm13, ymm0", "vmovdqa ymm14, ymm0", "vmovdqa ymm15, ymm0",
+                "push rax", "fild qword ptr [rsp]", "fild qword ptr [rsp]", "fild qword ptr [rsp]",
+                "mov dword ptr [rsp], 0x7f80", "ldmxcsr [rsp]", // Another rounding mode.
+                "mov word ptr [rsp], 0x0f7f", "fldcw [rsp]",
+                "mov cx, 0x23", "mov es, cx", "xor ecx, ecx", "mov ds, cx", "mov gs, cx",
+                "mov rbx, rax", "mov rcx, rax", "mov rdx, rax", "mov rsi, rax", "mov rdi, rax", "mov rbp, rax",
+                "mov r8, rax", "mov r9, rax", "mov r10, rax", "mov r11, rax", "mov r12, rax", "mov r13, rax",
+                "mov r14, rax", "mov r15, rax",
+                "std",
+                $($last,)+
+                "ud2",
+                in("rax") $number,
+                options(noreturn),
+            )
+        }
+    };
+}
+
+/// Puts a number into every register, then leaves by a doorbell of its own.
 #[function]
 fn fill_registers(nonce: u64) {
-    // SAFETY: nothing is used afterwards: the guest never comes back from the doorbell, since it left no valid frame.
-    unsafe {
-        asm!(
-            "movq xmm0, rax",
-            "vpbroadcastq ymm0, xmm0",
-            "vmovdqa ymm1, ymm0", "vmovdqa ymm2, ymm0", "vmovdqa ymm3, ymm0", "vmovdqa ymm4, ymm0",
-            "vmovdqa ymm5, ymm0", "vmovdqa ymm6, ymm0", "vmovdqa ymm7, ymm0", "vmovdqa ymm8, ymm0",
-            "vmovdqa ymm9, ymm0", "vmovdqa ymm10, ymm0", "vmovdqa ymm11, ymm0", "vmovdqa ymm12, ymm0",
-            "vmovdqa ymm13, ymm0", "vmovdqa ymm14, ymm0", "vmovdqa ymm15, ymm0",
-            "push rax", "fild qword ptr [rsp]", "fild qword ptr [rsp]", "fild qword ptr [rsp]",
-            "mov dword ptr [rsp], 0x7f80", "ldmxcsr [rsp]", // Another rounding mode.
-            "mov word ptr [rsp], 0x0f7f", "fldcw [rsp]",
-            "mov cx, 0x23", "mov es, cx", "xor ecx, ecx", "mov ds, cx", "mov gs, cx",
-            "mov rbx, rax", "mov rcx, rax", "mov rdx, rax", "mov rsi, rax", "mov rdi, rax", "mov rbp, rax",
-            "mov r8, rax", "mov r9, rax", "mov r10, rax", "mov r11, rax", "mov r12, rax", "mov r13, rax",
-            "mov r14, rax", "mov r15, rax",
-            "std",
-            "out 0xe9, al",
-            "ud2",
-            in("rax") nonce,
-            options(noreturn),
-        )
+    fill_registers!(nonce, "out 0xe9, al")
+}
+
+/// Puts a number into every register, the thread pointer too as far as it goes, then ends in another way.
+#[function]
+fn fill_registers_then(nonce: u64, ending: &str) {
+    const SET_THREAD_POINTER: u64 = 0x1002;
+    let (end, pointer) = (ending.as_bytes()[0], nonce & 0x3fff_ffff_fff8);
+    // Nothing below uses a thread-local.
+    assert_eq!(system_call(158, [SET_THREAD_POINTER, pointer, 0, 0, 0, 0]), 0);
+    match end {
+        b'n' => fill_registers!(nonce, "mov qword ptr ds:[0], rax"), // null pointer
+        b'l' => fill_registers!(nonce, "2: jmp 2b"),                 // loop
+        b's' => fill_registers!(nonce, "syscall"),                   // system call that there is not
+        b'p' => fill_registers!(nonce, "hlt"),                       // privileged instruction
+        _ => fill_registers!(nonce, "ud2"),                          // illegal instruction
     }
 }
 
@@ -169,7 +173,7 @@ fn fill_registers(nonce: u64) {
 fn registers() -> Vec<u64> {
     let mut vectors = [[0_u64; 4]; 16];
     let mut legacy = Aligned([0; 64]);
-    let (mut segments, flags): ([u16; 4], u64);
+    let (mut segments, flags, thread_pointer): ([u16; 4], u64, u64);
     // SAFETY: stores to places of this function; nothing is changed.
     unsafe {
         asm!(
@@ -184,12 +188,13 @@ fn registers() -> Vec<u64> {
         )
     };
     segments = [0; 4];
-    // SAFETY: reads selectors and flags.
+    // SAFETY: reads selectors, flags, and the thread pointer, which points to itself.
     unsafe {
         asm!(
             "mov {a:x}, ds", "mov {b:x}, es", "mov {c:x}, fs", "mov {d:x}, gs", "pushfq", "pop {f}",
+            "mov {t}, fs:[0]",
             a = out(reg) segments[0], b = out(reg) segments[1], c = out(reg) segments[2], d = out(reg) segments[3],
-            f = out(reg) flags,
+            f = out(reg) flags, t = out(reg) thread_pointer,
         )
     };
     // Upper halves only: the lower ones are scratch of code that ran since the doorbell.
@@ -199,6 +204,7 @@ fn registers() -> Vec<u64> {
     all.push(legacy.0[3] & 0xffff_ffff);
     all.extend(&legacy.0[4..20]);
     all.extend(segments.map(u64::from));
+    all.push(thread_pointer);
     all.push(flags & (1 << 10 | 1 << 18 | 1 << 21)); // DF, AC, ID
     all
 }
