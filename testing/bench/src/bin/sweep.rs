@@ -1,7 +1,7 @@
 //! What a request costs by the number of pages that it writes, and by the way in which they are put back.
 //!
-//! All ways run in turn, a few requests each, and medians are told. `--json FILE` writes them to a
-//! file, `--machine TEXT` names the machine in it; `cargo xtask bench --plot` draws them.
+//! All ways run in turn, a few requests each, and medians are told. `--json FILE` writes them to a file, `--machine TEXT`
+//! names the machine in it; `cargo xtask bench --plot` draws them.
 #![expect(clippy::expect_used, reason = "a benchmark without its guest has nothing to do")]
 
 use std::collections::BTreeMap;
@@ -85,9 +85,9 @@ impl Subject for Whole {
 type Times = [Vec<Duration>; 3];
 
 /// Adds the times of some blocks to those of each way, all in turn.
-fn measure(subjects: &mut [Subjected], blocks: u32, times: &mut [Times]) {
+fn measure(subjects: &mut [Subjected], blocks: u32, times: &mut [(&str, Times)]) {
     for _ in 0..blocks {
-        for ((_, subject), times) in subjects.iter_mut().zip(&mut *times) {
+        for ((_, subject), (_, times)) in subjects.iter_mut().zip(&mut *times) {
             for request in 0..BLOCK {
                 let start = Instant::now();
                 subject.run();
@@ -112,21 +112,16 @@ fn median(mut times: Vec<Duration>) -> f64 {
 /// A way with its name.
 type Subjected = (&'static str, Box<dyn Subject>);
 
-/// The names of [`subjects`].
-const WAYS: [&str; 6] = ["nothing", "copy_back", "drop", "cool", "idle", "sandbox"];
-
-fn subjects(pages: u32, write: Write) -> [Subjected; 6] {
+fn subjects(pages: u32, write: Write) -> Vec<Subjected> {
     let guest = |way| Box::new(Guest::new(pages, Some(write), way));
-    let made: [Box<dyn Subject>; 6] = [
-        Box::new(Guest::new(pages, None, Way::CopyBack)),
-        guest(Way::CopyBack),
-        guest(Way::Drop),
-        guest(Way::Cool),
-        Box::new(Idle(Guest::new(pages, None, Way::CopyBack))),
-        Box::new(Whole::new(pages, write)),
-    ];
-    let mut names = WAYS.into_iter();
-    made.map(|subject| (names.next().unwrap_or_default(), subject))
+    vec![
+        ("nothing", Box::new(Guest::new(pages, None, Way::CopyBack))),
+        ("copy_back", guest(Way::CopyBack)),
+        ("drop", guest(Way::Drop)),
+        ("cool", guest(Way::Cool)),
+        ("idle", Box::new(Idle(Guest::new(pages, None, Way::CopyBack)))),
+        ("sandbox", Box::new(Whole::new(pages, write))),
+    ]
 }
 
 /// The value of an option.
@@ -135,13 +130,16 @@ fn option(name: &str) -> Option<String> {
 }
 
 fn main() -> ExitCode {
-    let mut measured: BTreeMap<(Write, u32), [Times; 6]> = BTreeMap::new();
+    let mut measured: BTreeMap<(Write, u32), Vec<(&str, Times)>> = BTreeMap::new();
     for pass in 1..=PASSES {
         eprintln!("pass {pass} of {PASSES}");
         for write in [Write::Byte, Write::HalfPage] {
             for pages in PAGES {
                 let blocks = (PAGES_IN_PASS / pages / BLOCK as u32).clamp(1, BLOCKS_MAX);
-                measure(&mut subjects(pages, write), blocks, measured.entry((write, pages)).or_default());
+                let mut subjects = subjects(pages, write);
+                let fresh = || subjects.iter().map(|(way, _)| (*way, Times::default())).collect();
+                let times = measured.entry((write, pages)).or_insert_with(fresh);
+                measure(&mut subjects, blocks, times);
             }
         }
     }
@@ -149,7 +147,7 @@ fn main() -> ExitCode {
     println!("{:<10} {:>6}  {:<10} {:>10} {:>10} {:>10}", "write", "pages", "way", "run", "restore", "both");
     let mut points = Vec::new();
     for ((write, pages), ways) in measured {
-        for (way, times) in WAYS.iter().zip(ways) {
+        for (way, times) in ways {
             let (write, [run, restore, both]) = (write.name(), times.map(median));
             println!("{write:<10} {pages:>6}  {way:<10} {run:>10.2} {restore:>10.2} {both:>10.2}");
             points.push(serde_json::json!({
