@@ -1,6 +1,8 @@
-//! Runs the benchmarks, then the ratios that SPEC.md promises.
+//! Runs the benchmarks, then the ratios that SPEC.md promises; or the sweep.
 
 use std::process::Command;
+
+use crate::sweep;
 
 /// What to run.
 pub(crate) struct Options {
@@ -23,6 +25,20 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     let mut ratios = vec!["run", "--quiet", "--release", "--package", "coracle-bench", "--bin", "ratios", "--"];
     ratios.extend(options.check.then_some("--check"));
     cargo(&ratios)
+}
+
+/// Runs the sweep on this machine, keeps its figures and draws them.
+///
+/// # Errors
+/// When it does not run, and when a file cannot be written.
+pub(crate) fn sweep(machine: Option<&str>) -> Result<(), String> {
+    let figures = sweep::directory().join("restore-sweep.json");
+    let path = figures.to_str().ok_or("the repository lies at a path that is not text: move it")?;
+    let mut arguments = vec!["run", "--quiet", "--release", "--package", "coracle-bench", "--bin", "sweep", "--"];
+    arguments.extend(["--json", path]);
+    arguments.extend(machine.into_iter().flat_map(|machine| ["--machine", machine]));
+    cargo(&arguments)?;
+    sweep::draw(&figures)
 }
 
 fn cargo(arguments: &[&str]) -> Result<(), String> {

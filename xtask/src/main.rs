@@ -1,7 +1,10 @@
 //! Chores of the repository: `cargo xtask bench`.
 
 mod bench;
+mod chart;
+mod sweep;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -23,12 +26,26 @@ enum Chore {
         /// Fail when a promise is not kept.
         #[arg(long)]
         check: bool,
+        /// Only the sweep over the pages that a request writes, in about a minute: figures and pictures in `docs/img`.
+        #[arg(long, conflicts_with_all = ["only_ratios", "check"])]
+        plot: bool,
+        /// Draw these figures instead of measuring.
+        #[arg(long, value_name = "FILE", requires = "plot")]
+        from: Option<PathBuf>,
+        /// What the pictures shall call this machine.
+        #[arg(long, value_name = "TEXT", requires = "plot", conflicts_with = "from")]
+        machine: Option<String>,
     },
 }
 
 fn main() -> ExitCode {
-    let Chore::Bench { only_ratios, check } = Arguments::parse().chore;
-    match bench::run(&bench::Options { only_ratios, check }) {
+    let Chore::Bench { only_ratios, check, plot, from, machine } = Arguments::parse().chore;
+    let done = match from {
+        Some(figures) => sweep::draw(&figures),
+        None if plot => bench::sweep(machine.as_deref()),
+        None => bench::run(&bench::Options { only_ratios, check }),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
             eprintln!("xtask: {message}");

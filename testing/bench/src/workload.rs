@@ -1,7 +1,7 @@
 //! What is measured: the same sandboxes for the criterion benchmarks and for the ratios.
 
-use coracle::{Builder, Image, Sandbox};
-use coracle_artifacts::{ECHO, HELLO};
+use coracle::{Builder, Image, Sandbox, Snapshot};
+use coracle_artifacts::{ECHO, HELLO, KEEPER};
 
 /// Guest heaps, as the field names them.
 pub const HEAPS: [(&str, u64); 4] =
@@ -39,4 +39,17 @@ fn with_host_functions(image: &Image) -> Builder {
 #[expect(clippy::expect_used, reason = "a benchmark without its guest has nothing to do")]
 pub fn sandbox(image: &Image, heap_bytes: u64) -> Sandbox {
     with_host_functions(image).heap_bytes(heap_bytes).build().expect("the guest boots")
+}
+
+/// A sandbox whose function `dirty` writes up to `pages` pages that it has already, and a snapshot to go back to.
+///
+/// # Panics
+/// Without KVM.
+#[expect(clippy::expect_used, reason = "a benchmark without its guest has nothing to do")]
+pub fn dirtied(pages: u32) -> (Sandbox, Snapshot) {
+    let image = Image::from_path(KEEPER.path()).expect("the keeper guest is an image");
+    let mut sandbox = Sandbox::builder(&image).heap_bytes(32 << 20).build().expect("the guest boots");
+    sandbox.call::<()>("dirty", (pages, 1_u32)).expect("dirty answers");
+    let snapshot = sandbox.snapshot().expect("a ready guest can be frozen");
+    (sandbox, snapshot)
 }

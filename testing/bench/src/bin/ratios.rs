@@ -8,29 +8,51 @@ use std::hint::black_box;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use coracle::Sandbox;
+use coracle::{Sandbox, Snapshot};
 use coracle_bench::{raw, workload};
+use coracle_vm::PageContent;
 
-/// A promise of SPEC.md: the first takes at most so many times the second.
+/// A promise of SPEC.md: the first takes at most so many times the second and so many microseconds more.
+#[derive(Clone, Copy)]
 struct Promise {
     what: &'static str,
-    of: &'static str,
-    at_most: f64,
+    of: Option<&'static str>,
+    times: f64,
+    plus_us: f64,
+}
+
+const fn at_most(what: &'static str, times: f64, of: &'static str, plus_us: f64) -> Promise {
+    Promise { what, of: Some(of), times, plus_us }
+}
+
+const fn at_most_us(what: &'static str, plus_us: f64) -> Promise {
+    Promise { what, of: None, times: 0.0, plus_us }
 }
 
 const PROMISES: &[Promise] = &[
-    Promise { what: "call/resolved", of: "raw/doorbell_round_trip", at_most: 1.25 },
-    Promise { what: "call/by_name", of: "raw/doorbell_round_trip", at_most: 1.25 },
-    Promise { what: "call_with_host_function", of: "raw/doorbell_round_trip", at_most: 2.4 },
-    Promise { what: "create_initialized/small", of: "raw/create_to_first_exit", at_most: 2.5 },
-    Promise { what: "create_initialized/large", of: "create_initialized/small", at_most: 1.1 },
-    Promise { what: "create_initialized/hello", of: "raw/create_to_first_exit", at_most: 2.5 },
-    Promise { what: "call_with_restore", of: "call/by_name", at_most: 1.3 },
-    Promise { what: "sandbox_from_snapshot", of: "raw/create_to_first_exit", at_most: 1.5 },
+    at_most("call/resolved", 1.25, "raw/doorbell_round_trip", 0.0),
+    at_most("call/by_name", 1.25, "raw/doorbell_round_trip", 0.0),
+    at_most("call_with_host_function", 2.4, "raw/doorbell_round_trip", 0.0),
+    at_most("create_initialized/small", 2.5, "raw/create_to_first_exit", 0.0),
+    at_most("create_initialized/large", 1.1, "create_initialized/small", 0.0),
+    at_most("create_initialized/hello", 2.5, "raw/create_to_first_exit", 0.0),
+    at_most("call_with_restore/small", 1.15, "call/by_name", 5.0),
+    at_most("call_with_restore/large", 1.1, "call_with_restore/small", 0.0),
+    at_most("restore/512_pages", 1.5, "raw/copy_512_pages", 0.0),
+    at_most_us("snapshots/create/small", 50.0),
+    at_most("snapshots/create/large", 1.1, "snapshots/create/small", 0.0),
+    at_most("sandbox_from_snapshot", 1.5, "raw/create_to_first_exit", 0.0),
 ];
 
+/// What a restore may take, and what each page that it copies may add.
+const RESTORE_US: f64 = 2.0;
+const RESTORED_PAGE_US: f64 = 0.3;
+
 /// What has no base to compare with; printed all the same.
-const FIGURES: &[&str] = &["restore/after_echo", "snapshot/after_echo", "fork"];
+const FIGURES: &[&str] = &["restore/after_echo", "fork"];
+
+/// So often is everything measured before a promise counts as broken: others on the machine may have been in the way.
+const ATTEMPTS: usize = 3;
 
 /// Something that takes time: name, and one run that says how long it took.
 type Work = (&'static str, Box<dyn FnMut() -> Duration>);
@@ -89,66 +111,131 @@ fn calling() -> Vec<Work> {
     let ready = || workload::sandbox(&image, 8 << 20);
     let (mut by_name, mut resolved, mut with_host) = (ready(), ready(), ready());
     let echo = resolved.function::<str, String>("echo").expect("the guest has echo");
-    let (mut restored, mut frozen) = (ready(), ready());
-    let clean = restored.snapshot().expect("a ready guest can be frozen");
-    let clean_again = clean.clone();
+    let (mut small, mut large) = (ready(), workload::sandbox(&image, 256 << 20));
+    let clean = small.snapshot().expect("a ready guest can be frozen");
+    let large_clean = large.snapshot().expect("a ready guest can be frozen");
     let mut put_back = Sandbox::from_snapshot(&clean).expect("a snapshot spawns");
+    let clean_again = clean.clone();
     vec![
         ("raw/doorbell_round_trip", timed(move || guest.round_trip())),
-        ("call/by_name", timed(move || by_name.call::<String>("echo", "hello\n").expect("echo answers"))),
+        ("call/by_name", timed(move || echo_by_name(&mut by_name))),
         ("call/resolved", timed(move || echo.call(&mut resolved, "hello\n").expect("echo answers"))),
         (
             "call_with_host_function",
             timed(move || with_host.call::<String>("call_host", "hello\n").expect("call_host answers")),
         ),
-        (
-            "call_with_restore",
-            timed(move || {
-                let answer = restored.call::<String>("echo", "hello\n").expect("echo answers");
-                restored.restore(&clean).expect("a snapshot fits its own sandbox");
-                answer
-            }),
-        ),
+        ("call_with_restore/small", timed(move || echo_and_restore(&mut small, &clean))),
+        ("call_with_restore/large", timed(move || echo_and_restore(&mut large, &large_clean))),
         (
             "restore/after_echo",
             Box::new(move || {
-                put_back.call::<String>("echo", "hello\n").expect("echo answers");
-                let start = Instant::now();
-                put_back.restore(&clean_again).expect("a snapshot fits its own sandbox");
-                start.elapsed()
-            }),
-        ),
-        (
-            "snapshot/after_echo",
-            Box::new(move || {
-                frozen.call::<String>("echo", "hello\n").expect("echo answers");
-                let start = Instant::now();
-                black_box(frozen.snapshot().expect("a ready guest can be frozen"));
-                start.elapsed()
+                echo_by_name(&mut put_back);
+                restoring(&mut put_back, &clean_again)
             }),
         ),
     ]
 }
 
-fn main() -> ExitCode {
+fn freezing() -> Vec<Work> {
+    let image = workload::echo_image();
+    let (mut small, mut large) = (workload::sandbox(&image, 8 << 20), workload::sandbox(&image, 256 << 20));
+    vec![
+        ("snapshots/create/small", Box::new(move || snapshot_after_echo(&mut small))),
+        ("snapshots/create/large", Box::new(move || snapshot_after_echo(&mut large))),
+    ]
+}
+
+fn echo_by_name(sandbox: &mut Sandbox) -> String {
+    sandbox.call("echo", "hello\n").expect("echo answers")
+}
+
+fn echo_and_restore(sandbox: &mut Sandbox, clean: &Snapshot) -> String {
+    let answer = echo_by_name(sandbox);
+    sandbox.restore(clean).expect("a snapshot fits its own sandbox");
+    answer
+}
+
+fn snapshot_after_echo(sandbox: &mut Sandbox) -> Duration {
+    echo_by_name(sandbox);
+    let start = Instant::now();
+    let made = black_box(sandbox.snapshot().expect("a ready guest can be frozen"));
+    let took = start.elapsed();
+    drop(made);
+    took
+}
+
+fn restoring(sandbox: &mut Sandbox, clean: &Snapshot) -> Duration {
+    let start = Instant::now();
+    sandbox.restore(clean).expect("a snapshot fits its own sandbox");
+    start.elapsed()
+}
+
+/// A restore after a request that wrote so many pages of its heap; and what is promised of it.
+fn restoring_pages(what: &'static str, pages: u32) -> (Work, Promise) {
+    let (mut sandbox, clean) = workload::dirtied(pages);
+    let dirty = sandbox.function::<(u32, u32), ()>("dirty").expect("the guest has it");
+    let run = move |sandbox: &mut Sandbox| dirty.call(sandbox, &(pages, 1)).expect("it answers");
+    run(&mut sandbox);
+    sandbox.restore(&clean).expect("a snapshot fits its own sandbox");
+    let copied = sandbox.stats().hot_pages;
+    let work = move || {
+        run(&mut sandbox);
+        restoring(&mut sandbox, &clean)
+    };
+    ((what, Box::new(work)), at_most_us(what, RESTORE_US + RESTORED_PAGE_US * copied as f64))
+}
+
+/// Copying as many pages, each from a place of its own, without anything else.
+fn copying_pages(pages: usize) -> Box<dyn FnMut() -> Duration> {
+    let from: Vec<Box<PageContent>> = (0..pages).map(|page| Box::new([page as u8; size_of::<PageContent>()])).collect();
+    let mut to = vec![[0; size_of::<PageContent>()]; pages];
+    timed(move || {
+        for (to, from) in to.iter_mut().zip(&from) {
+            to.copy_from_slice(black_box(&**from));
+        }
+        black_box(&mut to);
+    })
+}
+
+/// Measures everything once. Whether all promises were kept.
+fn compare() -> bool {
+    let mut promises = PROMISES.to_vec();
+    let (one, promise) = restoring_pages("restore/1_page", 1);
+    promises.push(promise);
+    let (many, promise) = restoring_pages("restore/512_pages", 512);
+    promises.push(promise);
     let mut figures = medians(calling(), 4000);
+    figures.extend(medians(freezing(), 4000));
+    // Apart from the others, which leave the caches in a state that is not theirs.
+    figures.extend(medians(vec![one], 4000));
+    figures.extend(medians(vec![many, ("raw/copy_512_pages", copying_pages(512))], 2000));
     figures.extend(medians(creating(), 300));
     let median = |name: &str| {
         let found = figures.iter().find(|(known, _)| *known == name);
         found.map(|(_, median)| median.as_secs_f64() * 1e6).expect("each promise names what is measured")
     };
-    println!("{:<28} {:>10}   {:<28} {:>10} {:>7} {:>7}", "median, in turn", "us", "against", "us", "ratio", "limit");
+    println!("{:<26} {:>9}   {:<26} {:>9} {:>6} {:>9}", "median, in turn", "us", "against", "us", "ratio", "limit, us");
     let mut kept = true;
-    for Promise { what, of, at_most } in PROMISES {
-        let (time, base) = (median(what), median(of));
-        let ratio = time / base;
-        kept &= ratio <= *at_most;
-        let verdict = if ratio <= *at_most { "" } else { "  ABOVE" };
-        println!("{what:<28} {time:>10.2}   {of:<28} {base:>10.2} {ratio:>7.2} {at_most:>7.2}{verdict}");
+    for Promise { what, of, times, plus_us } in promises {
+        let time = median(what);
+        let (base, ratio) = of.map_or((0.0, String::new()), |of| {
+            let base = median(of);
+            (base, format!("{:.2}", time / base))
+        });
+        let limit = times * base + plus_us;
+        kept &= time <= limit;
+        let verdict = if time <= limit { "" } else { "  ABOVE" };
+        let (of, base) = of.map_or(("", String::new()), |of| (of, format!("{base:.2}")));
+        println!("{what:<26} {time:>9.2}   {of:<26} {base:>9} {ratio:>6} {limit:>9.2}{verdict}");
     }
     for name in FIGURES {
-        println!("{name:<28} {:>10.2}", median(name));
+        println!("{name:<26} {:>9.2}", median(name));
     }
+    kept
+}
+
+fn main() -> ExitCode {
     let check = std::env::args().any(|argument| argument == "--check");
-    if kept || !check { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let attempts = if check { ATTEMPTS } else { 1 };
+    if (0..attempts).any(|_| compare()) || !check { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

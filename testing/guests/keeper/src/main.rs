@@ -11,6 +11,7 @@ coracle_guest::main!();
 thread_local! {
     static KEPT: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
     static COUNT: Cell<u64> = const { Cell::new(0) };
+    static HEAP: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 #[function]
@@ -39,6 +40,30 @@ fn count() -> u64 {
         count.set(count.get() + 1);
         count.get()
     })
+}
+
+/// Changes the first `bytes` bytes, a page at most, of each of `pages` pages of its heap. The pages are had from the first
+/// call on that wants so many.
+#[function]
+fn dirty(pages: u32, bytes: u32) {
+    const PAGE: usize = 4096;
+    HEAP.with_borrow_mut(|heap| {
+        // One page more, so that as many whole ones lie in it wherever it starts.
+        let wanted = (pages as usize + 1) * PAGE;
+        if heap.len() < wanted {
+            *heap = vec![0; wanted];
+            // No two pages alike: equal ones would be one page of a snapshot.
+            for (number, page) in heap.chunks_exact_mut(PAGE).enumerate() {
+                page.fill(number as u8);
+                page[PAGE / 2..][..8].copy_from_slice(&number.to_le_bytes());
+            }
+        }
+        let skip = heap.as_ptr().align_offset(PAGE);
+        for page in heap[skip..].chunks_exact_mut(PAGE).take(pages as usize) {
+            let changed = page[0].wrapping_add(1);
+            page[..bytes as usize].fill(changed);
+        }
+    });
 }
 
 /// Never answers; what it does meanwhile is fault, by and by, on fresh memory.
