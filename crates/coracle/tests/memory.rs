@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use coracle::{Image, Sandbox};
+use coracle::{Image, Sandbox, shells};
 use coracle_artifacts::ECHO;
 use coracle_testing::usage::{self, Usage};
 use coracle_testing::{kvm_or_skip, skip, within};
@@ -22,6 +22,7 @@ fn a_thousand_sandboxes_take_little_memory() {
         if kvm_or_skip().is_none() {
             return;
         }
+        shells::set_limit(0); // Machines that are kept are no sandbox's.
         let builder = Sandbox::builder(&Image::from_path(ECHO.path()).unwrap())
             .host_fn("greet", |name: String| Ok::<_, String>(name))
             .host_fn("host_add", |(a, b): (i32, i32)| Ok::<_, String>(a.wrapping_add(b)))

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use coracle::{Image, Sandbox, Snapshot};
+use coracle::{Image, Sandbox, Snapshot, shells};
 use coracle_artifacts::ECHO;
 use coracle_testing::usage::Usage;
 use coracle_testing::{kvm_or_skip, within};
@@ -75,8 +75,10 @@ fn live(image: &Image, heap_bytes: u64) -> Vec<(&'static str, Cost)> {
     let copies: Vec<Sandbox> = snapshots.iter().map(|snapshot| Sandbox::from_snapshot(snapshot).unwrap()).collect();
     step("copied", &[&sandboxes, &copies]);
     drop(copies);
+    shells::clear();
     step("copies dropped", &[&sandboxes]);
     drop((sandboxes, snapshots));
+    shells::clear();
     step("dropped", &[]);
     steps
 }
@@ -88,10 +90,9 @@ fn no_step_of_a_life_costs_what_the_memory_limit_allows() {
             return;
         }
         let image = Image::from_path(ECHO.path()).unwrap();
+        shells::set_limit(0); // Each sandbox has a machine of its own.
         live(&image, 64 << 20); // What is paid once.
-        // Not more rounds yet: sets of pages have a bit for each page that there could be, which the C library clears where
-        // it gives memory of dropped ones again.
-        for round in 0..1 {
+        for round in 0..3 {
             let (small, large) = (live(&image, 8 << 20), live(&image, 8 << 30));
             let all = || format!("round {round}, each of {SANDBOXES}\n8 MiB: {small:?}\n8 GiB: {large:?}");
             let mut sum = 0;

@@ -9,11 +9,11 @@
 const COMPARE_EVERY: u32 = 32;
 /// Comparisons that must have been made, so that one quiet request does not throw a busy list away.
 const COMPARISONS: u32 = 2;
-/// A list of this length is never dropped: copying it back costs less than the system call.
-const NEVER_BELOW: usize = 64;
-/// How much longer than what changes the list must be: a fault costs about as much as copying 16 pages back once, and so
-/// pays after a few restores.
-const TIMES: usize = 4;
+/// A list of this length is never dropped: copying it back costs about what the system call and a fault do.
+const NEVER_BELOW: usize = 16;
+/// How much longer than what changes the list must be. A fault costs about as much as copying 16 pages back once: at twice the length
+/// a drop pays for itself in 16 restores, before the next comparison.
+const TIMES: usize = 2;
 
 /// Remembers what restores found.
 #[derive(Clone, Debug, Default)]
@@ -55,7 +55,7 @@ mod tests {
     #[test]
     fn a_list_of_what_changes_stays() {
         assert_eq!(restores_until_dropped(1000, 1000), None);
-        assert_eq!(restores_until_dropped(1000, 250), None);
+        assert_eq!(restores_until_dropped(1000, 500), None);
     }
 
     #[test]
@@ -72,7 +72,7 @@ mod tests {
     #[test]
     fn one_large_request_keeps_the_list() {
         let mut cooling = Cooling::default();
-        assert!(!cooling.compared(1000, 300));
+        assert!(!cooling.compared(1000, 600));
         assert!(!cooling.compared(1000, 10));
         assert!(!cooling.compared(1000, 10));
     }

@@ -51,8 +51,8 @@ impl GuestMemory {
             shared: 0,
             host,
             bytes,
-            hot: PageSet::with_capacity(size.pages()),
-            touched: PageSet::with_capacity(size.pages()),
+            hot: PageSet::below(size.pages()),
+            touched: PageSet::below(size.pages()),
             contents: Vec::new(),
         };
         memory.advise_once();

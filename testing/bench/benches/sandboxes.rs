@@ -3,9 +3,10 @@
 //! `cargo xtask bench` runs this, and then what compares them in turn: on a shared machine only that means anything.
 
 use std::hint::black_box;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use coracle::Sandbox;
+use coracle::{Sandbox, shells};
 use coracle_bench::{raw, workload};
 use criterion::{Bencher, Criterion, criterion_group, criterion_main};
 
@@ -18,6 +19,7 @@ fn without_drop<T>(bencher: &mut Bencher<'_>, mut make: impl FnMut() -> T) {
             let made = black_box(make());
             total += start.elapsed();
             drop(made);
+            shells::clear(); // Dropping goes on in another thread, and must not be in the way of what is timed next.
         }
         total
     });
@@ -33,6 +35,7 @@ fn raw_kvm(c: &mut Criterion) {
 
 fn create(c: &mut Criterion) {
     let image = workload::echo_image();
+    shells::set_limit(0); // A machine of its own for each.
     let mut group = c.benchmark_group("sandboxes");
     for (name, heap) in workload::HEAPS {
         group.bench_function(format!("create_initialized/{name}"), |b| {
@@ -110,6 +113,25 @@ fn snapshots(c: &mut Criterion) {
         let mut group = c.benchmark_group("sandboxes");
         group.bench_function(format!("sandbox_from_snapshot/{name}"), |b| {
             without_drop(b, || Sandbox::from_snapshot(&clean).expect("a snapshot spawns"));
+        });
+        group.bench_function(format!("sandbox_from_snapshot_reused/{name}"), |b| {
+            b.iter_custom(|iterations| {
+                let mut total = Duration::ZERO;
+                shells::set_limit(1);
+                for _ in 0..iterations {
+                    drop(Sandbox::from_snapshot(&clean).expect("a snapshot spawns"));
+                    while shells::stats().kept == 0 {
+                        thread::yield_now();
+                    }
+                    let start = Instant::now();
+                    let made = black_box(Sandbox::from_snapshot(&clean).expect("a snapshot spawns"));
+                    total += start.elapsed();
+                    drop(made);
+                    shells::clear();
+                }
+                shells::set_limit(0);
+                total
+            });
         });
     }
     let mut parent = workload::sandbox(&image, 8 << 20);
