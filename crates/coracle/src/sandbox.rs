@@ -237,6 +237,10 @@ impl Sandbox {
         let pages = self.reference.derive(&self.also, |page, out| {
             lost |= memory.read(Frame(page).address(), out).is_err();
         });
+        let pages = pages.map_err(|error| {
+            Error::new(ErrorKind::Host, "cannot read a page of the snapshot that this sandbox is from")
+                .with_source(error)
+        })?;
         debug_assert!(!lost, "a changed page lies outside of memory");
         self.reference = pages.clone();
         space.memory_mut().forget_touched();

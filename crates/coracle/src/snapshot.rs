@@ -153,7 +153,7 @@ impl State {
 
     /// The content of a page, `None` for zeros.
     pub(crate) fn content(&self, page: Frame) -> io::Result<Option<&PageContent>> {
-        Ok(match self.pages.page(page.0) {
+        Ok(match self.pages.page(page.0)? {
             Content::Zero => None,
             Content::Bytes(bytes) => Some(bytes),
         })

@@ -33,7 +33,7 @@ fn pages(criterion: &mut Criterion) {
     let numbers = working_set(512, 0);
     let mut next = numbers.iter().cycle();
     group.bench_function("lookup", |bencher| {
-        bencher.iter(|| base.page(black_box(*next.next().expect("a cycle has no end"))).bytes()[0]);
+        bencher.iter(|| base.page(black_box(*next.next().expect("a cycle has no end"))).expect("in memory").bytes()[0]);
     });
 
     // A snapshot after 16 pages changed, and after 512 did; without its drop.
@@ -56,8 +56,8 @@ fn pages(criterion: &mut Criterion) {
     }
 
     // Two children of one base that differ from it in 16 pages each, others in one than in the other.
-    let [left, right] =
-        [1, 2].map(|shift| base.derive(&working_set(16, shift), |number, page| *page = bytes(number, 1)));
+    let [left, right] = [1, 2]
+        .map(|shift| base.derive(&working_set(16, shift), |number, page| *page = bytes(number, 1)).expect("in memory"));
     group.bench_function("difference", |bencher| {
         bencher.iter(|| {
             let mut count = 0;

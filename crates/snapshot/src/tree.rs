@@ -11,12 +11,13 @@
 use std::array;
 use std::sync::Arc;
 
-use crate::store::Page;
+use crate::interned::Page;
+use crate::lazy::LazyPage;
 
 const SLOT_BITS: u32 = 3; // See above.
 const SLOTS: usize = 1 << SLOT_BITS;
 
-/// The pages that are not zero.
+/// The pages that are not what is below: a base image, or zeros.
 #[derive(Clone, Default)]
 pub(crate) struct Tree {
     root: Option<Arc<Node>>,
@@ -25,15 +26,40 @@ pub(crate) struct Tree {
 
 /// Invariant: at least one slot is full. A node of height 0 is a leaf; a child's height is one less.
 enum Node {
-    Leaf([Option<Arc<Page>>; SLOTS]),
+    Leaf([Option<Slot>; SLOTS]),
     Inner([Option<Arc<Node>>; SLOTS]),
 }
 
-/// A page's new content, `None` if it is zero now.
-pub(crate) type Edit = (u32, Option<Arc<Page>>);
+/// What a page holds.
+#[derive(Clone)]
+pub(crate) enum Slot {
+    /// Zeros, where the base has something else.
+    Zero,
+    Page(Arc<Page>),
+    /// What a file holds.
+    Lazy(Arc<LazyPage>),
+}
+
+impl Slot {
+    /// Whether both are the same page, as far as can be told without reading.
+    pub(crate) fn same(left: Option<&Self>, right: Option<&Self>) -> bool {
+        match (left, right) {
+            (None, None) | (Some(Self::Zero), Some(Self::Zero)) => true,
+            (Some(Self::Page(left)), Some(Self::Page(right))) => Arc::ptr_eq(left, right),
+            (Some(Self::Lazy(left)), Some(Self::Lazy(right))) => left.same(right),
+            (Some(Self::Lazy(lazy)), Some(Self::Page(page))) | (Some(Self::Page(page)), Some(Self::Lazy(lazy))) => {
+                lazy.known().is_some_and(|known| Arc::ptr_eq(known, page))
+            }
+            _ => false,
+        }
+    }
+}
+
+/// A page's new content, `None` if it is what is below.
+pub(crate) type Edit = (u32, Option<Slot>);
 
 impl Tree {
-    pub(crate) fn get(&self, number: u32) -> Option<&Page> {
+    pub(crate) fn get(&self, number: u32) -> Option<&Slot> {
         if height(number) > self.height {
             return None;
         }
@@ -41,7 +67,7 @@ impl Tree {
         let mut height = self.height;
         loop {
             match node {
-                Node::Leaf(pages) => return pages[slot(number, 0)].as_deref(),
+                Node::Leaf(pages) => return pages[slot(number, 0)].as_ref(),
                 Node::Inner(children) => node = children[slot(number, height)].as_deref()?,
             }
             height -= 1;
@@ -63,6 +89,13 @@ impl Tree {
         Node::for_each_difference(left.as_ref(), right.as_ref(), height, 0, visit);
     }
 
+    /// Calls `visit` with each number that it has an entry for, in ascending order.
+    pub(crate) fn for_each(&self, visit: &mut impl FnMut(u32, &Slot)) {
+        if let Some(root) = &self.root {
+            root.for_each(self.height, 0, visit);
+        }
+    }
+
     /// The root of the same tree, made higher.
     fn raised(&self, height: u32) -> Option<Arc<Node>> {
         let mut root = self.root.clone()?;
@@ -76,7 +109,7 @@ impl Tree {
 }
 
 impl Node {
-    fn page(node: Option<&Arc<Self>>, slot: usize) -> Option<&Arc<Page>> {
+    fn page(node: Option<&Arc<Self>>, slot: usize) -> Option<&Slot> {
         match node?.as_ref() {
             Self::Leaf(pages) => pages[slot].as_ref(),
             Self::Inner(_) => None,
@@ -110,6 +143,24 @@ impl Node {
         }
     }
 
+    fn for_each(&self, height: u32, first: u32, visit: &mut impl FnMut(u32, &Slot)) {
+        for index in 0..SLOTS {
+            let number = first | (index as u32) << (height * SLOT_BITS);
+            match self {
+                Self::Leaf(pages) => {
+                    if let Some(slot) = &pages[index] {
+                        visit(number, slot);
+                    }
+                }
+                Self::Inner(children) => {
+                    if let Some(child) = &children[index] {
+                        child.for_each(height - 1, number, visit);
+                    }
+                }
+            }
+        }
+    }
+
     /// `first` is the number of the first page below both.
     fn for_each_difference(
         left: Option<&Arc<Self>>,
@@ -126,14 +177,14 @@ impl Node {
             if height > 0 {
                 let (left, right) = (Self::child(left, index), Self::child(right, index));
                 Self::for_each_difference(left, right, height - 1, number, visit);
-            } else if !same(Self::page(left, index), Self::page(right, index)) {
+            } else if !Slot::same(Self::page(left, index), Self::page(right, index)) {
                 visit(number);
             }
         }
     }
 }
 
-fn same<T>(left: Option<&Arc<T>>, right: Option<&Arc<T>>) -> bool {
+fn same(left: Option<&Arc<Node>>, right: Option<&Arc<Node>>) -> bool {
     left.map(Arc::as_ptr) == right.map(Arc::as_ptr)
 }
 

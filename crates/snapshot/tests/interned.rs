@@ -26,10 +26,12 @@ fn equal_pages_are_stored_once() {
     let base = Pages::base((0..1000).map(|number| (number, bytes(number % 4))));
     assert_eq!((stats().pages, stats().bytes), (3, 3 * PAGE_BYTES));
     // Across layers, and across images that know nothing of each other.
-    let child = base.derive(&[1, 2, 3, 5000], |_, page| *page = bytes(3));
+    let child = base.derive(&[1, 2, 3, 5000], |_, page| *page = bytes(3)).unwrap();
     let other = Pages::base([(77, bytes(1)), (78, bytes(3)), (79, bytes(4))]);
     assert_eq!(stats().pages, 4);
-    let (Content::Bytes(left), Content::Bytes(right)) = (child.page(5000), other.page(78)) else { unreachable!() };
+    let (Content::Bytes(left), Content::Bytes(right)) = (child.page(5000).unwrap(), other.page(78).unwrap()) else {
+        unreachable!()
+    };
     assert!(std::ptr::eq(left, right));
     // In any order they go with their last owner.
     drop(base);
@@ -45,11 +47,11 @@ fn a_snapshot_keeps_nothing_of_its_ancestors_but_what_it_shows() {
     let _alone = alone();
     let mut pages = Pages::base((0..50).map(|number| (number, bytes(number + 1))));
     for generation in 0..1000 {
-        pages = pages.derive(&[7, 2000], |number, page| *page = bytes(100 + 2 * generation + number % 2));
+        pages = pages.derive(&[7, 2000], |number, page| *page = bytes(100 + 2 * generation + number % 2)).unwrap();
         assert_eq!(stats().pages, 51);
     }
     let changed: Vec<u32> = (0..3000).collect();
-    let cleared = pages.derive(&changed, |_, page| page.fill(0));
+    let cleared = pages.derive(&changed, |_, page| page.fill(0)).unwrap();
     drop(pages);
     assert_eq!(stats().pages, 0);
     assert_eq!(cleared.numbers().count(), 0);
@@ -68,9 +70,9 @@ fn threads_share_pages() {
                 for round in 0..300 {
                     let content = |number| round / 4 + number;
                     let changed = [1, 2, 3, 100 + thread];
-                    let pages = base.derive(&changed, |number, page| *page = bytes(content(number)));
+                    let pages = base.derive(&changed, |number, page| *page = bytes(content(number))).unwrap();
                     for number in changed {
-                        assert_eq!(pages.page(number).bytes(), &bytes(content(number)));
+                        assert_eq!(pages.page(number).unwrap().bytes(), &bytes(content(number)));
                     }
                 }
             });
@@ -91,7 +93,7 @@ fn a_panic_while_reading_loses_nothing() {
     }));
     assert!(panicked.is_err());
     assert_eq!(stats().pages, 1);
-    let child = base.derive(&[0, 1, 2], |number, page| *page = bytes(number + 5));
+    let child = base.derive(&[0, 1, 2], |number, page| *page = bytes(number + 5)).unwrap();
     assert_eq!(stats().pages, 4);
     assert_eq!(child.own_pages(), 3);
 }
