@@ -24,7 +24,7 @@ use crate::layout::{GuestLayout, Layout};
 use crate::linux::{Linux, Outcome, Tracer};
 use crate::shells;
 use crate::snapshot::{self, SharedBase, Snapshot};
-use crate::stack::{InitialStack, Start};
+use crate::stack::{InitialStack, StackRandom, Start};
 use crate::stats::Stats;
 use crate::stream::Streams;
 
@@ -62,6 +62,7 @@ pub(crate) struct Machine {
     pub(crate) linux: Linux,
     pub(crate) image: Image,
     pub(crate) stack: Span,
+    pub(crate) random: StackRandom,
     /// Under which key its shell is used again, if it is.
     pub(crate) shell: Option<shells::Key>,
     before: [u64; 2], // What the shell had cost before this guest.
@@ -113,7 +114,8 @@ impl Machine {
         vcpu.set_registers(&Registers { rip: map::DOORBELL_RETURN, rsp: top, ..Registers::default() });
         let heap = &layout.program_break;
         let linux = Linux::new(heap.start, heap.end, layout.stack.bytes(), program.streams, program.tracer);
-        let machine = Self { space, vcpu, linux, image: image.clone(), stack: layout.stack, shell, before };
+        let (image, stack, random) = (image.clone(), layout.stack, initial.random);
+        let machine = Self { space, vcpu, linux, image, stack, random, shell, before };
         Ok((machine, layout.guest))
     }
 
@@ -137,12 +139,13 @@ impl Machine {
         // What it will write is copied now, which costs less than a fault for each page.
         let copied = [&state.hot[..], &differences].concat();
         let mut space = Space::from_state(memory, vm, &state.space, &copied, |page| state.content(page))?;
-        snapshot::renew(&mut space)?;
+        let random = snapshot::renew(&mut space, state.random)?;
         let mut vcpu = if config.count_instructions { Counting::wrap(vcpu) } else { vcpu };
         vcpu.set_registers(&state.registers);
         let mut linux = Linux::new(0, 0, state.stack.bytes(), streams, tracer);
         linux.restore(&state.linux, state.age);
-        let machine = Self { space, vcpu, linux, image: state.image.clone(), stack: state.stack, shell, before };
+        let (image, stack) = (state.image.clone(), state.stack);
+        let machine = Self { space, vcpu, linux, image, stack, random, shell, before };
         Ok((machine, base))
     }
 

@@ -225,7 +225,7 @@ impl Sandbox {
             let message = "the guest rang by itself, not through the doorbell's page: it cannot be frozen there";
             return Err(Error::new(ErrorKind::GuestReturned, message));
         }
-        let Machine { space, linux, image, stack, .. } = &mut *self.machine;
+        let Machine { space, linux, image, stack, random, .. } = &mut *self.machine;
         if space.collect_written()?.is_none() {
             let message = "this kernel's KVM does not tell which pages a guest writes: use a newer kernel";
             return Err(Error::new(ErrorKind::Host, message));
@@ -255,6 +255,7 @@ impl Sandbox {
             mappings: Arc::clone(&self.mappings),
             image: image.clone(),
             stack: *stack,
+            random: *random,
             config: self.config.clone(),
             host_functions: self.host_functions.clone(),
             backend: Arc::clone(&self.backend),
@@ -311,7 +312,7 @@ impl Sandbox {
         self.reference.for_each_difference(&state.pages, |page| also.push(page));
         self.machine.space.restore(&state.space, &also, |page| state.content(page))?;
         self.also = also;
-        snapshot::renew(&mut self.machine.space)?;
+        self.machine.random = snapshot::renew(&mut self.machine.space, state.random)?;
         self.machine.vcpu.set_registers(&state.registers);
         self.machine.linux.restore(&state.linux, state.age);
         if !Arc::ptr_eq(&state.functions, &self.functions) {

@@ -28,6 +28,7 @@ use crate::interface::Interface;
 use crate::linux::LinuxState;
 use crate::mapping::Mapping;
 use crate::sandbox::Exported;
+use crate::stack::StackRandom;
 use crate::transport::Transport;
 
 /// A sandbox's state, frozen between two calls: from [`Sandbox::snapshot`](crate::Sandbox::snapshot).
@@ -56,6 +57,7 @@ pub(crate) struct State {
     pub(crate) mappings: Arc<Vec<Mapping>>,
     pub(crate) image: Image,
     pub(crate) stack: Span,
+    pub(crate) random: StackRandom,
     pub(crate) config: Config,
     pub(crate) host_functions: HostFunctions,
     pub(crate) backend: Arc<dyn Backend>,
@@ -170,21 +172,29 @@ impl fmt::Debug for Snapshot {
     }
 }
 
-/// Puts a new generation number and fresh random bytes into the boot page: no two lives of a guest have the same.
-pub(crate) fn renew(space: &mut Space) -> Result<(), Error> {
+/// Puts a new generation number and fresh random bytes into the boot page, and behind `AT_RANDOM` unless the guest has put something
+/// else there: no two lives of a guest have the same. Which bytes are there now.
+pub(crate) fn renew(space: &mut Space, mut stack: StackRandom) -> Result<StackRandom, Error> {
     // From 1 on: the first generation of a sandbox that was booted is 1, too, and no other one's.
     static GENERATIONS: AtomicU64 = AtomicU64::new(2);
     const AT: usize = core::mem::offset_of!(BootInfo, generation);
     const _: () = assert!(core::mem::offset_of!(BootInfo, entropy) == AT + 8);
-    let mut bytes = [0; 8 + 32];
+    let mut bytes = [0; 8 + 32 + 16];
     let (generation, random) = bytes.split_at_mut(8);
     generation.copy_from_slice(&GENERATIONS.fetch_add(1, Ordering::Relaxed).to_le_bytes());
     entropy::fill(random).map_err(|error| {
         Error::new(ErrorKind::Host, "the host's kernel gives no random bytes for the guest").with_source(error)
     })?;
-    match space.load(map::BOOT_PAGE + AT as u64, &bytes) {
+    let (of_boot_page, of_stack) = bytes.split_at(8 + 32);
+    match space.load(map::BOOT_PAGE + AT as u64, of_boot_page) {
         // A guest that is no SDK guest has none.
-        Ok(()) | Err(SpaceError::NotMapped) => Ok(()),
-        Err(error) => Err(error.into()),
+        Ok(()) | Err(SpaceError::NotMapped) => {}
+        Err(error) => return Err(error.into()),
     }
+    let mut there = [0; 16];
+    if space.peek(stack.address, &mut there).is_ok() && there == stack.bytes {
+        space.load(stack.address, of_stack)?;
+        stack.bytes.copy_from_slice(of_stack);
+    }
+    Ok(stack)
 }

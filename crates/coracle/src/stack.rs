@@ -39,6 +39,14 @@ pub(crate) struct Start<'a> {
 pub(crate) struct InitialStack {
     pub(crate) address: u64,
     pub(crate) bytes: Vec<u8>,
+    pub(crate) random: StackRandom,
+}
+
+/// The random bytes to which `AT_RANDOM` points.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StackRandom {
+    pub(crate) address: u64,
+    pub(crate) bytes: [u8; 16],
 }
 
 impl InitialStack {
@@ -104,7 +112,8 @@ impl InitialStack {
         let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         bytes.resize((base - address) as usize, 0);
         bytes.extend(strings.bytes);
-        Ok(Self { address, bytes })
+        let random = StackRandom { address: at(random), bytes: start.random };
+        Ok(Self { address, bytes, random })
     }
 }
 

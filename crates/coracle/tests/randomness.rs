@@ -1,11 +1,11 @@
 //! No two lives of a guest have a random number in common, wherever they get it from.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use coracle::{Image, Sandbox};
-use coracle_artifacts::HYGIENE;
+use coracle_artifacts::{HYGIENE, KEEPER};
 use coracle_testing::{kvm_or_skip, within};
 
 /// Who drew which word.
@@ -66,5 +66,32 @@ fn no_two_of_two_hundred_lives_share_a_random_number() {
         assert_eq!(drawn.0.len(), (1 + 200 + 10) * (4 * 2 + 1) * 4);
         generations.sort_unstable();
         assert!(generations.windows(2).all(|pair| pair[0] != pair[1]), "{generations:?}");
+    });
+}
+
+/// Who reads them again has others; what a C library made of them at its start stays.
+#[test]
+fn the_random_bytes_of_the_stack_are_of_one_life() {
+    within(Duration::from_secs(60), || {
+        if kvm_or_skip().is_none() {
+            return;
+        }
+        let mut sandbox = Sandbox::builder(&Image::from_path(KEEPER.path()).unwrap()).build().unwrap();
+        let mut seen = HashSet::new();
+        let mut live = |sandbox: &mut Sandbox| {
+            let bytes: Vec<u8> = sandbox.call("at_random", ()).unwrap();
+            assert_eq!(sandbox.call::<Vec<u8>>("at_random", ()).unwrap(), bytes, "in one life they stay");
+            assert!(seen.insert(bytes));
+        };
+        live(&mut sandbox);
+        let mut snapshot = sandbox.snapshot().unwrap();
+        for n in 0..50 {
+            sandbox.restore(&snapshot).unwrap();
+            live(&mut sandbox);
+            live(&mut Sandbox::from_snapshot(&snapshot).unwrap());
+            if n % 10 == 0 {
+                snapshot = sandbox.snapshot().unwrap();
+            }
+        }
     });
 }

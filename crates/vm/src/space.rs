@@ -681,6 +681,22 @@ impl Space {
         Ok(done)
     }
 
+    /// Copies from mapped pages of the guest whatever their rights, and changes nothing: no page appears.
+    ///
+    /// # Errors
+    /// [`SpaceError::NotMapped`] when a page is not there.
+    pub fn peek(&self, address: u64, out: &mut [u8]) -> Result<(), SpaceError> {
+        let mut done = 0;
+        while done < out.len() {
+            let at = address.checked_add(done as u64).ok_or(SpaceError::NotMapped)?;
+            let piece = (PAGE_BYTES - at % PAGE_BYTES).min((out.len() - done) as u64) as usize;
+            let frame = self.entry(VirtualAddress(at).page_start().0)?.frame().ok_or(SpaceError::NotMapped)?;
+            self.memory.read(frame.address() + at % PAGE_BYTES, &mut out[done..done + piece])?;
+            done += piece;
+        }
+        Ok(())
+    }
+
     /// Copies to mapped pages of the guest whatever their rights: for images and host-made areas.
     ///
     /// # Errors

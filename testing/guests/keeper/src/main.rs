@@ -33,6 +33,17 @@ fn read_input(most: u64) -> Vec<u8> {
     bytes
 }
 
+/// What `AT_RANDOM` points to.
+#[function]
+fn at_random() -> Vec<u8> {
+    const AT_RANDOM: u64 = 25;
+    unsafe extern "C" {
+        safe fn getauxval(key: u64) -> u64;
+    }
+    // SAFETY: the entry's meaning is that sixteen bytes are there.
+    unsafe { std::slice::from_raw_parts(getauxval(AT_RANDOM) as *const u8, 16) }.to_vec()
+}
+
 /// Counts its calls.
 #[function]
 fn count() -> u64 {
