@@ -19,6 +19,21 @@ impl Frames {
         Self { limit, next: 0, free: Vec::new() }
     }
 
+    /// From what [`Frames::next`] and [`Frames::free_frames`] said.
+    pub(crate) fn from_parts(limit: u32, next: u32, free: Vec<u32>) -> Self {
+        Self { limit, next, free }
+    }
+
+    /// Frames from here on were never handed out.
+    pub(crate) fn next(&self) -> u32 {
+        self.next
+    }
+
+    /// Those that were taken back; the last is handed out first.
+    pub(crate) fn free_frames(&self) -> &[u32] {
+        &self.free
+    }
+
     /// A frame whose content is zero, or `None` at the limit.
     pub(crate) fn allocate(&mut self) -> Option<Frame> {
         if let Some(frame) = self.free.pop() {

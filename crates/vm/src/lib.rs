@@ -43,5 +43,7 @@ pub use memory::GuestMemory;
 pub use pages::PageSet;
 pub use rights::Rights;
 pub use shell::Shell;
-pub use space::{Access, Fault, Fill, PageContent, Promise, Space, SpaceError, SpaceState};
+pub use space::{
+    Access, ControlPlace, Fault, Fill, PageContent, Promise, SavedError, SavedSpace, Space, SpaceError, SpaceState,
+};
 pub use span::Span;

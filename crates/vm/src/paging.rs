@@ -99,6 +99,33 @@ impl Entry {
     }
 }
 
+/// The bytes of a table.
+#[derive(Clone, Copy)]
+pub(crate) struct Table<'a>(pub(crate) &'a [u8; PAGE_BYTES as usize]);
+
+impl Table<'_> {
+    /// Entry `n` of 512.
+    pub(crate) fn raw(self, n: usize) -> u64 {
+        self.0.as_chunks::<8>().0.get(n).map_or(0, |bytes| u64::from_le_bytes(*bytes))
+    }
+
+    /// The leaf entry for `address`.
+    pub(crate) fn entry(self, address: VirtualAddress) -> Entry {
+        Entry(self.raw(index(address, 0) as usize))
+    }
+
+    /// The table below, on the way to `address`.
+    pub(crate) fn below(self, address: VirtualAddress, level: u32) -> Option<Frame> {
+        Self::link(self.raw(index(address, level) as usize))
+    }
+
+    /// The table that an entry above the leaves points to, if it is what this module writes.
+    pub(crate) fn link(entry: u64) -> Option<Frame> {
+        let frame = u32::try_from((entry & ADDRESS) / PAGE_BYTES).ok()?;
+        (entry & !ADDRESS == TABLE).then_some(Frame(frame))
+    }
+}
+
 /// All tables of an address space.
 #[derive(Debug, Default)]
 pub(crate) struct Tables {

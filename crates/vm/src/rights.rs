@@ -28,6 +28,13 @@ impl Rights {
         !(self.write && self.execute)
     }
 
+    /// What [`Display`](fmt::Display) writes: `r-x`.
+    pub fn parse(text: &str) -> Option<Self> {
+        let [read, write, execute] = *text.as_bytes() else { return None };
+        let allowed = |byte: u8, letter: u8| (byte == letter || byte == b'-').then_some(byte == letter);
+        Some(Self { read: allowed(read, b'r')?, write: allowed(write, b'w')?, execute: allowed(execute, b'x')? })
+    }
+
     /// Whether nothing at all is allowed.
     pub const fn is_none(self) -> bool {
         !self.read && !self.write && !self.execute

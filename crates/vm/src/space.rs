@@ -11,6 +11,7 @@
 //! used, and hypervisor memory when the frames need it: nothing here costs what the limit allows, only what is used.
 
 mod mapped;
+mod saved;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,6 +30,7 @@ use crate::rights::Rights;
 use crate::span::Span;
 pub use mapped::CONTENTS_MAX;
 use mapped::Lent;
+pub use saved::{ControlPlace, SavedArea, SavedError, SavedSpace};
 
 /// Areas a guest may have, as Linux's `vm.max_map_count`.
 pub const AREAS_MAX: usize = 65_530;
@@ -731,8 +733,7 @@ impl Space {
 
     /// What the address space is now, apart from the content of memory.
     pub fn state(&mut self) -> SpaceState {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let version = *self.version.get_or_insert_with(|| NEXT.fetch_add(1, Ordering::Relaxed));
+        let version = *self.version.get_or_insert_with(next_version);
         let Self { frames, tables, committed, loose, areas, lent, .. } = self;
         let (frames, areas, lent) = (frames.clone(), areas.clone(), lent.iter().flatten().cloned().collect());
         SpaceState { frames, tables: *tables, committed: *committed, loose: *loose, areas, lent, version }
@@ -1138,6 +1139,12 @@ impl Space {
     fn cover(&mut self, frame: Frame) -> Result<(), Error> {
         cover(&mut self.vm, &self.memory, &mut self.covered, frame)
     }
+}
+
+/// A number that no other state has.
+fn next_version() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 /// Sees to it that the hypervisor backs `frame`.

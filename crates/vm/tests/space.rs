@@ -4,13 +4,14 @@
 //! frame, who owns which frame, what is promised. No hypervisor is needed.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use coracle_abi::{PAGE_BYTES, PageBytes, VirtualAddress, map};
-use coracle_vm::paging::{Entry, Level, Walk, walk};
+use coracle_vm::paging::{Entry, Frame, Level, Walk, walk};
 use coracle_vm::space::AREAS_MAX;
 use coracle_vm::{
-    Access, Content, ControlPage, Error, Fault, Fill, GuestMemory, Promise, Rights, Space, SpaceError, Span, Vm,
+    Access, Content, ControlPage, ControlPlace, Error, Fault, Fill, GuestMemory, PageContent, Promise, Rights,
+    SavedError, SavedSpace, Space, SpaceError, SpaceState, Span, Vm,
 };
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -435,12 +436,14 @@ fn check(limit: u64, cases: u32) {
                 }
             }
             audit(&space, &model, limit);
+            is_read_back(&mut space, limit);
             // And nothing is left behind but tables.
             for (start, end, ..) in model.areas().into_iter().filter(|(start, ..)| *start != SEALED) {
                 space.unmap(Span::new(start, end - start).unwrap()).unwrap();
                 model.remove(Span::new(start, end - start).unwrap());
             }
             audit(&space, &model, limit);
+            is_read_back(&mut space, limit);
             assert_eq!(space.frames_in_use(), Tables::of(&space).tables + 3 + 4);
             Ok(())
         })
@@ -643,4 +646,145 @@ fn a_guest_cannot_reach_the_control_pages() {
         assert_eq!(space.reach(address, u64::MAX, Access::Read).unwrap(), 0);
         assert_eq!(space.fault(address, Access::Read).unwrap(), Fault::Denied);
     }
+}
+
+/// What a file has of an address space: its state as plain data, and the pages of its memory.
+struct Saved {
+    state: SavedSpace,
+    pages: HashMap<u32, Box<PageContent>>,
+    limit: u64,
+}
+
+impl Saved {
+    fn of(space: &mut Space, limit: u64) -> Self {
+        let state = space.state().saved();
+        let page = |number: u32| {
+            let mut page = Box::new([0; PAGE_BYTES as usize]);
+            space.memory().read(u64::from(number) * PAGE_BYTES, &mut page[..]).unwrap();
+            (number, page)
+        };
+        Self { pages: (0..state.next_frame).map(page).collect(), state, limit }
+    }
+
+    fn check(&self) -> Result<SpaceState, SavedError> {
+        let control = [
+            (map::DESCRIPTORS, Rights::R, Level::Supervisor),
+            (map::EXCEPTION_STACK, Rights::RW, Level::Supervisor),
+            (map::DOORBELL, Rights::RX, Level::User),
+        ];
+        let control = control.map(|(address, rights, level)| ControlPlace { address, rights, level });
+        self.state.check(self.limit, Vec::new(), &control, |frame| Ok(self.pages.get(&frame.0).map(|page| &**page)))
+    }
+}
+
+/// That what is read back is what was written, accounts and all.
+fn is_read_back(space: &mut Space, limit: u64) {
+    let saved = Saved::of(space, limit);
+    let read = saved.check().unwrap_or_else(|error| panic!("{error}: {:?}", saved.state));
+    assert_eq!(read.saved(), saved.state);
+    // A twin goes on as the original does.
+    let memory = GuestMemory::reserve(PageBytes::from_pages(limit).unwrap()).unwrap();
+    let numbers: Vec<u32> = (0..saved.state.next_frame).collect();
+    let content = |frame: Frame| Ok(saved.pages.get(&frame.0).map(|page| &**page));
+    let twin = Space::from_state(memory, Box::new(Flat), &read, &numbers, content).unwrap();
+    assert_eq!((twin.free_pages(), twin.frames_in_use()), (space.free_pages(), space.frames_in_use()));
+    assert!(twin.areas().eq(space.areas()));
+}
+
+/// A space with something of everything.
+fn varied() -> (Space, u64) {
+    let limit = 4096;
+    let mut space = space(limit);
+    space.map_sealed(span(SEALED, 4), Rights::RW, Fill::Now).unwrap();
+    space.map(span(0x40_0000, 3), Rights::RX, Fill::Now, Promise::Committed).unwrap();
+    space.map(span(0x50_0000, 40), Rights::RW, Fill::Up, Promise::Committed).unwrap();
+    space.map(span(0x7000_0000, 1000), Rights::RW, Fill::Up, Promise::Uncommitted).unwrap();
+    space.map(span(0x8000_0000, 8), Rights::R, Fill::Now, Promise::Committed).unwrap();
+    for at in [0x50_0000 + 7 * PAGE_BYTES, 0x7000_0000 + 500 * PAGE_BYTES] {
+        assert_eq!(space.fault(at, Access::Write).unwrap(), Fault::Resolved);
+    }
+    space.protect(span(0x8000_0000, 2), Rights::NONE).unwrap();
+    space.unmap(span(0x8000_0000 + 4 * PAGE_BYTES, 2)).unwrap();
+    (space, limit)
+}
+
+#[test]
+fn no_page_table_with_one_bit_changed_is_believed() {
+    let (mut space, limit) = varied();
+    is_read_back(&mut space, limit);
+    let mut saved = Saved::of(&mut space, limit);
+    let tables: Vec<u32> = {
+        let memory = space.memory();
+        let mut tables = vec![Space::ROOT.0];
+        let mut level = tables.clone();
+        for _ in 0..3 {
+            let below = |table: &u32| {
+                let table = u64::from(*table) * PAGE_BYTES;
+                let entry = move |n: u64| memory.read_u64(table + 8 * n).unwrap();
+                (0..512).map(entry).filter(|entry| *entry != 0).map(|entry| (entry >> 12) as u32 & 0xff_ffff)
+            };
+            level = level.iter().flat_map(below).collect();
+            tables.extend(&level);
+        }
+        tables
+    };
+    let mut tried = 0;
+    for table in tables {
+        for place in 0..512 {
+            let at = 8 * place;
+            let word = |saved: &Saved| u64::from_le_bytes(saved.pages[&table][at..at + 8].try_into().unwrap());
+            let old = word(&saved);
+            let bits: &[u32] =
+                if old == 0 { &[0, 9, 13] } else { &[0, 1, 2, 3, 5, 6, 7, 9, 11, 12, 13, 14, 20, 33, 47, 62, 63] };
+            for bit in bits {
+                let new = old ^ 1 << bit;
+                saved.pages.get_mut(&table).unwrap()[at..at + 8].copy_from_slice(&new.to_le_bytes());
+                assert!(saved.check().is_err(), "table {table}, entry {place}: {old:#x} became {new:#x}");
+                tried += 1;
+            }
+            saved.pages.get_mut(&table).unwrap()[at..at + 8].copy_from_slice(&old.to_le_bytes());
+        }
+    }
+    assert!(tried > 10_000, "{tried}");
+    assert!(saved.check().is_ok());
+}
+
+#[test]
+fn no_state_that_contradicts_itself_is_believed() {
+    type Change = fn(&mut SavedSpace);
+    let changes: &[(&str, Change)] = &[
+        ("more frames", |state| state.next_frame += 1),
+        ("fewer frames", |state| state.next_frame -= 1),
+        ("all frames", |state| state.next_frame = u32::MAX),
+        ("a used frame is free", |state| state.free.push((2, 1))),
+        ("a frame is free twice", |state| state.free.push(state.free[0])),
+        ("free frames without end", |state| state.free.push((1, u32::MAX))),
+        ("nothing is free", |state| state.free.clear()),
+        ("an area is gone", |state| drop(state.areas.remove(0))),
+        ("an area twice", |state| state.areas.push(state.areas[0].clone())),
+        ("areas in another order", |state| state.areas.swap(0, 1)),
+        ("no page", |state| state.areas[0].end = state.areas[0].start),
+        ("half a page", |state| state.areas[0].end += 8),
+        ("backwards", |state| state.areas[0].end = 0),
+        ("the null page", |state| state.areas[0].start = 0),
+        ("the host's pages", |state| state.areas.last_mut().unwrap().end = map::WINDOW_END),
+        ("other rights", |state| state.areas[0].rights = "rw-".into()),
+        ("writable code", |state| state.areas[0].rights = "rwx".into()),
+        ("no rights at all", |state| state.areas[0].rights = "yes".into()),
+        ("not promised", |state| state.areas[0].committed = false),
+        ("a large batch", |state| state.areas[0].batch = 513),
+        ("no batch", |state| state.areas[0].batch = 0),
+        ("lent", |state| state.areas[0].lent = Some(1 << 20)),
+    ];
+    let (mut space, limit) = varied();
+    let good = Saved::of(&mut space, limit);
+    for (what, change) in changes {
+        let mut saved = Saved { state: good.state.clone(), pages: good.pages.clone(), limit };
+        change(&mut saved.state);
+        // What is not promised is only counted otherwise; a state may say so.
+        assert_eq!(saved.check().is_ok(), *what == "not promised", "{what}");
+    }
+    let mut small = good;
+    small.limit = u64::from(small.state.next_frame) + 4;
+    assert!(small.check().is_err(), "more was promised than there is");
 }
