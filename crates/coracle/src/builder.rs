@@ -41,7 +41,8 @@ pub struct Ended {
 /// [`Builder::run`] runs an ordinary program to its end.
 #[must_use = "a builder does nothing until build or run is called"]
 pub struct Builder {
-    image: Image,
+    /// What is to be loaded, if not a snapshot.
+    image: Option<Image>,
     snapshot: Option<Snapshot>,
     config: Config,
     backend: Option<Arc<dyn Backend>>,
@@ -56,12 +57,17 @@ pub struct Builder {
 
 impl Builder {
     pub(crate) fn new(image: &Image) -> Self {
+        let args = vec![image.name().unwrap_or("guest").to_owned()];
+        Self { image: Some(image.clone()), args, ..Self::empty() }
+    }
+
+    fn empty() -> Self {
         Self {
-            image: image.clone(),
+            image: None,
             snapshot: None,
             config: Config::default(),
             backend: None,
-            args: vec![image.name().unwrap_or("guest").to_owned()],
+            args: Vec::new(),
             env: Vec::new(),
             init_data: Vec::new(),
             streams: Streams::default(),
@@ -79,7 +85,7 @@ impl Builder {
             backend: Some(Arc::clone(&state.backend)),
             host_functions: state.host_functions.clone(),
             streams: Streams { input: Input::from_rest(state.linux.input()), ..Streams::default() },
-            ..Self::new(&state.image)
+            ..Self::empty()
         }
     }
 
@@ -220,7 +226,7 @@ impl Builder {
         if let Some(snapshot) = self.snapshot.clone() {
             return self.spawn(&snapshot);
         }
-        let Some(interface) = Interface::of(&self.image)? else {
+        let Some(interface) = Interface::of(self.image()?)? else {
             let message = "the image is an ordinary program, not a Coracle guest: build it with the coracle-guest SDK to \
                            call its functions, or run it whole";
             return Err(Error::new(ErrorKind::Image, message));
@@ -278,6 +284,11 @@ impl Builder {
         Ok(sandbox)
     }
 
+    fn image(&self) -> Result<&Image, Error> {
+        let message = "a snapshot is of a guest whose functions are called: build it, it cannot be run as a program";
+        self.image.as_ref().ok_or_else(|| Error::new(ErrorKind::Config, message))
+    }
+
     fn chosen_backend(&self) -> Result<Arc<dyn Backend>, Error> {
         match &self.backend {
             Some(backend) => Ok(Arc::clone(backend)),
@@ -290,10 +301,11 @@ impl Builder {
         backend: &dyn Backend,
         is_guest: bool,
     ) -> Result<(Machine, Option<crate::layout::GuestLayout>), Error> {
+        let image = self.image()?.clone();
         Machine::load(Program {
             config: &self.config,
             backend,
-            image: &self.image,
+            image: &image,
             is_guest,
             args: &self.args,
             env: &self.env,

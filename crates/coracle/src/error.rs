@@ -26,6 +26,8 @@ pub enum ErrorKind {
     Host,
     /// A setting makes no sense. Change it.
     Config,
+    /// A store, or a snapshot in it, cannot be used: it is not there, damaged, of another version, or for another processor.
+    Store,
     /// The image is not one that can run here, or not a Coracle guest of this version.
     Image,
     /// Caller and guest disagree about a function: there is none of that name, or it has other types, or a host function

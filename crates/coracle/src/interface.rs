@@ -51,7 +51,7 @@ impl FunctionInfo {
         Signature::from_note(&note).map_err(|error| damaged(&error))
     }
 
-    fn parse(desc: &[u8]) -> Result<Self, String> {
+    pub(crate) fn parse(desc: &[u8]) -> Result<Self, String> {
         let note = FunctionNote::parse(desc).map_err(|error| error.to_string())?;
         Ok(Self {
             signature: note.signature.to_owned(),

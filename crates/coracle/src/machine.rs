@@ -22,6 +22,7 @@ use crate::image::Image;
 use crate::instructions::Counting;
 use crate::layout::{GuestLayout, Layout};
 use crate::linux::{Linux, Outcome, Tracer};
+use crate::origin::Origin;
 use crate::shells;
 use crate::snapshot::{self, SharedBase, Snapshot};
 use crate::stack::{InitialStack, StackRandom, Start};
@@ -60,7 +61,7 @@ pub(crate) struct Machine {
     pub(crate) space: Space,
     pub(crate) vcpu: Box<dyn Vcpu>,
     pub(crate) linux: Linux,
-    pub(crate) image: Image,
+    pub(crate) origin: Origin,
     pub(crate) stack: Span,
     pub(crate) random: StackRandom,
     /// Under which key its shell is used again, if it is.
@@ -114,8 +115,8 @@ impl Machine {
         vcpu.set_registers(&Registers { rip: map::DOORBELL_RETURN, rsp: top, ..Registers::default() });
         let heap = &layout.program_break;
         let linux = Linux::new(heap.start, heap.end, layout.stack.bytes(), program.streams, program.tracer);
-        let (image, stack, random) = (image.clone(), layout.stack, initial.random);
-        let machine = Self { space, vcpu, linux, image, stack, random, shell, before };
+        let (origin, stack, random) = (Origin::Image(image.clone()), layout.stack, initial.random);
+        let machine = Self { space, vcpu, linux, origin, stack, random, shell, before };
         Ok((machine, layout.guest))
     }
 
@@ -144,8 +145,8 @@ impl Machine {
         vcpu.set_registers(&state.registers);
         let mut linux = Linux::new(0, 0, state.stack.bytes(), streams, tracer);
         linux.restore(&state.linux, state.age);
-        let (image, stack) = (state.image.clone(), state.stack);
-        let machine = Self { space, vcpu, linux, image, stack, random, shell, before };
+        let (origin, stack) = (state.origin.clone(), state.stack);
+        let machine = Self { space, vcpu, linux, origin, stack, random, shell, before };
         Ok((machine, base))
     }
 
@@ -241,8 +242,7 @@ impl Machine {
             (None, Some(exception)) => self.cause_of(exception, registers.rip),
             (None, None) => Cause::Shutdown,
         };
-        let link_address = registers.rip.wrapping_sub(self.image.load_bias());
-        let symbol = self.image.symbol(link_address);
+        let symbol = self.origin.symbol(registers.rip);
         CrashReport {
             cause,
             vector: exception.map(|exception| exception.vector),

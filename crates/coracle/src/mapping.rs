@@ -1,12 +1,13 @@
 //! Content that the embedder lends to guests: files and bytes, mapped without a copy.
 
 use std::fmt;
-use std::io;
+use std::io::{self, Read};
 use std::path::Path;
 use std::sync::Arc;
 
 use coracle_abi::mapping::{ENTRIES_MAX, Entry, NAME_MAX, TABLE_BYTES, TABLE_OFFSET};
 use coracle_abi::{PAGE_BYTES, map};
+use coracle_snapshot::Digest;
 use coracle_vm::{Space, SpaceError, Span};
 
 use crate::error::{Error, ErrorKind};
@@ -80,6 +81,19 @@ impl Content {
         Self(Arc::new(content))
     }
 
+    /// The digest of its bytes.
+    pub(crate) fn sha256(&self) -> Result<Digest, Error> {
+        let mut at = 0;
+        let left = self.bytes();
+        let reader = Reader { content: &self.0, at: &mut at };
+        Digest::of_reader(reader.take(left))
+            .map_err(|error| Error::new(ErrorKind::Host, "mapped content cannot be read any more").with_source(error))
+    }
+
+    pub(crate) fn lent(&self) -> Arc<coracle_vm::Content> {
+        Arc::clone(&self.0)
+    }
+
     /// Its length in bytes, at least 1. Zeros follow to the end of the last page.
     pub fn bytes(&self) -> u64 {
         self.0.bytes()
@@ -92,7 +106,25 @@ impl fmt::Debug for Content {
     }
 }
 
+/// Reads content from its start.
+struct Reader<'c> {
+    content: &'c coracle_vm::Content,
+    at: &'c mut u64,
+}
+
+impl io::Read for Reader<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        self.content.read(*self.at, out)?;
+        *self.at += out.len() as u64;
+        Ok(out.len())
+    }
+}
+
 impl Mapping {
+    pub(crate) fn new(name: String, address: u64, mode: MapMode, content: Content) -> Self {
+        Self { name, address, mode, content }
+    }
+
     /// By which the guest finds it.
     pub fn name(&self) -> &str {
         &self.name

@@ -84,8 +84,8 @@ pub enum Status {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Exported {
-    info: FunctionInfo,
-    index: u32,
+    pub(crate) info: FunctionInfo,
+    pub(crate) index: u32,
 }
 
 /// A guest function whose name and types have been checked, so that calling it looks nothing up. For sandboxes of the
@@ -225,7 +225,7 @@ impl Sandbox {
             let message = "the guest rang by itself, not through the doorbell's page: it cannot be frozen there";
             return Err(Error::new(ErrorKind::GuestReturned, message));
         }
-        let Machine { space, linux, image, stack, random, .. } = &mut *self.machine;
+        let Machine { space, linux, origin, stack, random, .. } = &mut *self.machine;
         if space.collect_written()?.is_none() {
             let message = "this kernel's KVM does not tell which pages a guest writes: use a newer kernel";
             return Err(Error::new(ErrorKind::Host, message));
@@ -253,7 +253,7 @@ impl Sandbox {
             functions: Arc::clone(&self.functions),
             interface: Arc::clone(&self.interface),
             mappings: Arc::clone(&self.mappings),
-            image: image.clone(),
+            origin: origin.clone(),
             stack: *stack,
             random: *random,
             config: self.config.clone(),
@@ -319,7 +319,7 @@ impl Sandbox {
             self.functions = Arc::clone(&state.functions);
             self.interface = Arc::clone(&state.interface);
             self.transport = state.transport.clone();
-            self.machine.image = state.image.clone();
+            self.machine.origin = state.origin.clone();
             self.machine.stack = state.stack;
         }
         self.mappings.clone_from(&state.mappings);

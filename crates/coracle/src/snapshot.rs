@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use coracle_abi::boot::BootInfo;
 use coracle_abi::map;
-use coracle_snapshot::{Content, Pages};
+use coracle_snapshot::{Content, Pages, RunForm};
 use coracle_vm::paging::Frame;
 use coracle_vm::{Backend, Base, PageContent, Registers, Space, SpaceError, SpaceState, Span};
 
@@ -23,10 +23,10 @@ use crate::config::Config;
 use crate::entropy;
 use crate::error::{Error, ErrorKind};
 use crate::host::HostFunctions;
-use crate::image::Image;
 use crate::interface::Interface;
 use crate::linux::LinuxState;
 use crate::mapping::Mapping;
+use crate::origin::Origin;
 use crate::sandbox::Exported;
 use crate::stack::StackRandom;
 use crate::transport::Transport;
@@ -55,7 +55,7 @@ pub(crate) struct State {
     pub(crate) functions: Arc<HashMap<String, Exported>>,
     pub(crate) interface: Arc<Interface>,
     pub(crate) mappings: Arc<Vec<Mapping>>,
-    pub(crate) image: Image,
+    pub(crate) origin: Origin,
     pub(crate) stack: Span,
     pub(crate) random: StackRandom,
     pub(crate) config: Config,
@@ -78,6 +78,8 @@ const COPIED_MAX: usize = 512;
 pub(crate) struct SharedBase {
     pub(crate) file: Base,
     pages: Pages,
+    /// If the file is a store's: to look whether it is still what it was.
+    run_form: Option<RunForm>,
 }
 
 impl SharedBase {
@@ -86,7 +88,20 @@ impl SharedBase {
         let file = Base::new(&numbers, |page| state.content(page)).map_err(|error| {
             Error::new(ErrorKind::Host, "cannot make a file in memory for the snapshot's pages").with_source(error)
         })?;
-        Ok(Self { file, pages: state.pages.clone() })
+        Ok(Self { file, pages: state.pages.clone(), run_form: None })
+    }
+
+    /// The file of a base in a store.
+    pub(crate) fn of_run_form(run_form: RunForm) -> Result<Self, Error> {
+        let cannot =
+            |error| Error::new(ErrorKind::Host, "cannot use the file of the snapshot's base").with_source(error);
+        let file = run_form.file().try_clone().map_err(cannot)?;
+        let file = Base::from_file(file, run_form.bytes()).map_err(cannot)?;
+        Ok(Self { file, pages: run_form.pages().clone(), run_form: Some(run_form) })
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        self.run_form.as_ref().map_or(Ok(()), |run_form| Ok(run_form.check()?))
     }
 }
 
@@ -139,6 +154,7 @@ impl State {
         {
             base.pages.for_each_difference(&self.pages, |page| differences.push(page));
             if differences.len() <= COPIED_MAX {
+                base.check()?;
                 return Ok((Arc::clone(base), differences));
             }
         }
@@ -155,21 +171,26 @@ impl State {
 
     /// The content of a page, `None` for zeros.
     pub(crate) fn content(&self, page: Frame) -> io::Result<Option<&PageContent>> {
-        Ok(match self.pages.page(page.0)? {
-            Content::Zero => None,
-            Content::Bytes(bytes) => Some(bytes),
-        })
+        content_of(&self.pages, page)
     }
 }
 
 impl fmt::Debug for Snapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Snapshot")
-            .field("image", &self.0.image.name())
+            .field("program", &self.0.origin.name())
             .field("own_pages", &self.own_pages())
             .field("depth", &self.depth())
             .finish_non_exhaustive()
     }
+}
+
+/// The content of a page, `None` for zeros.
+pub(crate) fn content_of(pages: &Pages, page: Frame) -> io::Result<Option<&PageContent>> {
+    Ok(match pages.page(page.0)? {
+        Content::Zero => None,
+        Content::Bytes(bytes) => Some(bytes),
+    })
 }
 
 /// Puts a new generation number and fresh random bytes into the boot page, and behind `AT_RANDOM` unless the guest has put something

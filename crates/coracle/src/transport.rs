@@ -23,6 +23,7 @@ pub(crate) struct Transport {
     inbound: Buffer,
     outbound: Buffer,
     log: Buffer,
+    spans: [Span; 3],
 }
 
 /// What the guest left in the outbound buffer: a header, and where its payload lies. The payload's length is checked.
@@ -37,12 +38,25 @@ impl Transport {
     /// # Errors
     /// When the buffers are not mapped in one piece, which only a mistake of the host could cause.
     pub(crate) fn new(space: &Space, layout: &GuestLayout) -> Result<Self, Error> {
-        let buffer = |span: Span| {
+        Self::at([layout.inbound, layout.outbound, layout.log], |span| {
             let at = space.contiguous(span);
-            let at = at.ok_or_else(|| Error::new(ErrorKind::Host, "the transport area is not contiguous"))?;
-            Ok::<_, Error>(Buffer { at, bytes: span.bytes() })
-        };
-        Ok(Self { inbound: buffer(layout.inbound)?, outbound: buffer(layout.outbound)?, log: buffer(layout.log)? })
+            at.ok_or_else(|| Error::new(ErrorKind::Host, "the transport area is not contiguous"))
+        })
+    }
+
+    /// Buffers inbound, outbound and for the log, in the guest's address space; `find` says where each lies in guest-physical memory.
+    ///
+    /// # Errors
+    /// Those of `find`.
+    pub(crate) fn at(spans: [Span; 3], find: impl Fn(Span) -> Result<u64, Error>) -> Result<Self, Error> {
+        let buffer = |span: Span| Ok::<_, Error>(Buffer { at: find(span)?, bytes: span.bytes() });
+        let [inbound, outbound, log] = spans;
+        Ok(Self { inbound: buffer(inbound)?, outbound: buffer(outbound)?, log: buffer(log)?, spans })
+    }
+
+    /// As given to [`Transport::at`].
+    pub(crate) fn spans(&self) -> [Span; 3] {
+        self.spans
     }
 
     /// The largest payload that fits at `offset` of the inbound buffer.

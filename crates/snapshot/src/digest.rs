@@ -1,6 +1,7 @@
 //! SHA-256 digests, as OCI writes them.
 
 use std::fmt;
+use std::io::{self, Read};
 use std::str::FromStr;
 
 use serde::de::{Deserializer, Error as _, Visitor};
@@ -27,6 +28,23 @@ impl Digest {
     /// The digest of these bytes.
     pub fn of(bytes: &[u8]) -> Self {
         Self(Sha256::digest(bytes).into())
+    }
+
+    /// The digest of all that `reader` gives.
+    ///
+    /// # Errors
+    /// The reader's.
+    pub fn of_reader(mut reader: impl Read) -> io::Result<Self> {
+        let mut hasher = Hasher::default();
+        let mut buffer = vec![0; 64 << 10];
+        loop {
+            match reader.read(&mut buffer) {
+                Ok(0) => return Ok(hasher.finish()),
+                Ok(bytes) => hasher.update(&buffer[..bytes]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     pub(crate) const fn from_bytes(bytes: [u8; 32]) -> Self {

@@ -118,6 +118,17 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
         None
     }
 
+    /// Features of the processor that guests of this backend may count on, by the names that Linux has for them, in an order that does not
+    /// change.
+    fn cpu_features(&self) -> Vec<&'static str> {
+        Vec::new()
+    }
+
+    /// Whether a guest that counts on this feature of the processor can go on here.
+    fn supports(&self, feature: &str) -> bool {
+        self.cpu_features().contains(&feature)
+    }
+
     /// Bytes for each control page, to be put there before the first entry.
     fn control_pages(&self) -> Vec<ControlPage>;
 }

@@ -12,7 +12,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use crate::paging::Frame;
 use crate::space::PageContent;
 
-/// The file. Sealed: nobody can change it any more, so that its mappings stay what they are.
+/// The file. One that was made here is sealed: nobody can change it any more, so that its mappings stay what they are.
 #[derive(Debug)]
 pub struct Base {
     file: File,
@@ -38,6 +38,20 @@ impl Base {
             }
         }
         fcntl_add_seals(&file, SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL)?;
+        Ok(Self { file, bytes })
+    }
+
+    /// A file that has the pages of a snapshot already, each at its place. `bytes` is a whole number of pages.
+    ///
+    /// Nothing keeps others from changing it: then sandboxes that map it see the change in pages that they did not write, and where it gets
+    /// shorter the process is killed by a signal. So nobody may who is not trusted as the host process itself is.
+    ///
+    /// # Errors
+    /// For a file that is shorter, and the kernel's.
+    pub fn from_file(file: File, bytes: u64) -> io::Result<Self> {
+        if !bytes.is_multiple_of(PAGE_BYTES) || file.metadata()?.len() < bytes {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the file has not the pages that it should have"));
+        }
         Ok(Self { file, bytes })
     }
 

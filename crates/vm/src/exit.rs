@@ -1,5 +1,7 @@
 //! Why a guest stopped, and what its registers held.
 
+use serde::{Deserialize, Serialize};
+
 /// One return from the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
@@ -61,7 +63,8 @@ pub const fn has_error_code(vector: u8) -> bool {
 }
 
 /// The guest's registers, as ring 3 has them: after a trap, those of the instruction that trapped, not of the stub.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Registers {
     /// RAX: a system call's number, then its result.
     pub rax: u64,

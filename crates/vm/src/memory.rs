@@ -71,7 +71,8 @@ impl GuestMemory {
         let (address, bytes) = self.pages(0..base.bytes())?;
         let (rights, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED);
         // SAFETY: what is replaced is the start of our own mapping (`pages`), into which no reference exists; it stays a
-        // mapping of as many bytes, readable and writable. The file is sealed, so that it never gets shorter than them.
+        // mapping of as many bytes, readable and writable. The file is sealed, or whoever gave it to `Base::from_file` vouches that it
+        // never gets shorter than them.
         unsafe { mm::mmap(address.as_ptr().cast(), bytes, rights, flags, base, 0) }?;
         self.shared = base.bytes();
         let _ = self.advise(0..base.bytes(), Advice::LinuxDontDump);

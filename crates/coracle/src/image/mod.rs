@@ -25,6 +25,7 @@ use std::{fmt, fs};
 
 use coracle_abi::PAGE_BYTES;
 use coracle_abi::map;
+use coracle_snapshot::Digest;
 use coracle_vm::Rights;
 
 use self::error::Refusal;
@@ -42,6 +43,7 @@ struct Inner {
     name: Option<String>,
     /// Made when the first crash is to be explained: most images are never asked.
     symbols: OnceLock<SymbolTable>,
+    digest: OnceLock<Digest>,
 }
 
 /// One part of an image that goes to memory.
@@ -126,7 +128,7 @@ impl Image {
     fn new(bytes: Vec<u8>, name: Option<String>) -> Result<Self, ImageError> {
         refuse_large(bytes.len() as u64)?;
         let layout = elf::parse(&bytes)?;
-        Ok(Self(Arc::new(Inner { bytes, layout, name, symbols: OnceLock::new() })))
+        Ok(Self(Arc::new(Inner { bytes, layout, name, symbols: OnceLock::new(), digest: OnceLock::new() })))
     }
 
     /// The file's content.
@@ -137,6 +139,11 @@ impl Image {
     /// The file's name without its directories, if the image came from a path and the name is UTF-8.
     pub fn name(&self) -> Option<&str> {
         self.0.name.as_deref()
+    }
+
+    /// Of the file's content. The first use computes it.
+    pub(crate) fn digest(&self) -> Digest {
+        *self.0.digest.get_or_init(|| Digest::of(&self.0.bytes))
     }
 
     /// What goes to memory, by ascending address: at least one, none empty, none overlapping. Neighbours may

@@ -2,13 +2,14 @@
 
 use coracle_abi::PAGE_BYTES;
 use coracle_vm::{Access, Space};
+use serde::{Deserialize, Serialize};
 
 use super::{Answer, DONE, Errno, Failure, Linux, Outcome, count, fetch, fetch_u64, store};
 use crate::deadline::Deadline;
 use crate::stream::{ReadOutcome, WriteOutcome};
 
 /// Descriptors a guest may have at once.
-const DESCRIPTORS_MAX: usize = 64;
+pub(super) const DESCRIPTORS_MAX: usize = 64;
 /// Most bytes that one call moves; Linux programs go on after a short count.
 const MOVE_MAX: u64 = 1 << 20;
 /// Bytes copied at a time.
@@ -33,8 +34,9 @@ const POLLIN: u16 = 1;
 const POLLOUT: u16 = 4;
 const POLLNVAL: u16 = 0x20;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stream {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Stream {
     Input,
     Output,
     Error,
@@ -42,7 +44,7 @@ enum Stream {
 
 /// Which descriptor is which stream.
 #[derive(Clone, Debug)]
-pub(super) struct Descriptors([Option<Stream>; DESCRIPTORS_MAX]);
+pub(super) struct Descriptors(pub(super) [Option<Stream>; DESCRIPTORS_MAX]);
 
 impl Descriptors {
     pub(super) fn new() -> Self {

@@ -47,6 +47,16 @@ impl Heap {
         Self { start, limit, end: start }
     }
 
+    /// Start, limit, end.
+    pub(super) fn parts(&self) -> [u64; 3] {
+        [self.start, self.limit, self.end]
+    }
+
+    /// From what [`Heap::parts`] said.
+    pub(super) fn from_parts([start, limit, end]: [u64; 3]) -> Self {
+        Self { start, limit, end }
+    }
+
     /// `brk`: answers the break that holds afterwards, which is the old one when the wish cannot be granted.
     pub(super) fn set_break(&mut self, space: &mut Space, wish: u64) -> Answer {
         if (self.start..=self.limit).contains(&wish) {

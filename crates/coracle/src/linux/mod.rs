@@ -21,6 +21,7 @@ mod files;
 mod memory;
 mod number;
 mod process;
+mod saved;
 mod time;
 
 use std::collections::BTreeMap;
@@ -32,6 +33,7 @@ use crate::deadline::Deadline;
 use crate::stream::{Rest, Streams};
 pub use errno::Errno;
 pub use number::name;
+pub(crate) use saved::SavedLinux;
 
 /// What follows a system call.
 #[derive(Debug, PartialEq, Eq)]

@@ -21,7 +21,7 @@ const RLIMIT_NPROC: u64 = 6;
 const RLIMIT_NOFILE: u64 = 7;
 const RLIMITS: u64 = 16;
 
-const SIGNALS: usize = 64;
+pub(super) const SIGNALS: usize = 64;
 const SIGNAL_SET_BYTES: u64 = 8;
 const SIGKILL: u64 = 9;
 const SIGCHLD: u64 = 17;
@@ -33,10 +33,10 @@ const IGNORE: u64 = 1; // SIG_IGN
 
 #[derive(Clone, Debug)]
 pub(super) struct Process {
-    stack_bytes: u64,
-    actions: [[u64; 4]; SIGNALS], // struct kernel_sigaction: handler, flags, restorer, mask.
-    mask: u64,
-    alternate_stack: [u64; 3], // stack_t: address, flags, size.
+    pub(super) stack_bytes: u64,
+    pub(super) actions: [[u64; 4]; SIGNALS], // struct kernel_sigaction: handler, flags, restorer, mask.
+    pub(super) mask: u64,
+    pub(super) alternate_stack: [u64; 3], // stack_t: address, flags, size.
 }
 
 impl Process {

@@ -203,6 +203,15 @@ pub(super) fn missing(supported: &CpuId, template: CpuTemplate) -> Vec<&'static 
         .collect()
 }
 
+/// Which features a guest with this template has here, by their Linux names.
+pub(super) fn features(supported: &CpuId, template: CpuTemplate) -> Vec<&'static str> {
+    FEATURES
+        .iter()
+        .filter(|Feature(leaf, of, bit, _, level)| in_template(*level, template) && has(supported, *leaf, *of, *bit))
+        .map(|Feature(_, _, _, name, _)| *name)
+        .collect()
+}
+
 /// The table for a vCPU.
 pub(super) fn apply(supported: &CpuId, template: CpuTemplate) -> Result<CpuId, Error> {
     let portable = template != CpuTemplate::Host;

@@ -252,6 +252,15 @@ impl Backend for Kvm {
         Ok((Box::new(machine), Box::new(processor)))
     }
 
+    fn cpu_features(&self) -> Vec<&'static str> {
+        cpuid::features(&self.system.supported, self.template)
+    }
+
+    fn supports(&self, feature: &str) -> bool {
+        // Whatever the template shows: the guest looked before, elsewhere.
+        cpuid::features(&self.system.supported, CpuTemplate::Host).contains(&feature)
+    }
+
     fn shell_key(&self) -> Option<u64> {
         // One `/dev/kvm` for the process: template and log are all that differs.
         Some(u64::from(self.template as u8) << 1 | u64::from(self.log == DirtyLog::Best))

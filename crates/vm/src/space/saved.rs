@@ -130,9 +130,21 @@ impl SpaceState {
         SavedSpace { next_frame: self.frames.next(), free, areas: self.areas.iter().map(area).collect() }
     }
 
-    /// The contents that it has: the first frame of each.
-    pub fn lent(&self) -> impl Iterator<Item = (Frame, &Arc<Content>)> {
-        self.lent.iter().map(|lent| (lent.first, &lent.content))
+    /// Where the content that is mapped from `start` on lies.
+    pub fn lent_at(&self, start: u64) -> Option<Frame> {
+        self.areas.get(&start)?.lent
+    }
+
+    /// Whether all of it lies in one area that the host made and set aside for both sides to write.
+    pub fn is_host_buffer(&self, span: Span) -> bool {
+        let area = self.areas.range(..=span.start()).next_back().map(|(_, area)| area);
+        area.is_some_and(|area| {
+            area.end >= span.end()
+                && area.sealed
+                && area.is_committed()
+                && area.rights == Rights::RW
+                && area.lent.is_none()
+        })
     }
 
     /// The frame behind a page of the guest's, whatever the rights.
