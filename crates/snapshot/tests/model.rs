@@ -1,9 +1,11 @@
 //! Random trees of snapshots against a plain model: a map from numbers to bytes for each.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
 use std::collections::{BTreeMap, BTreeSet};
 
-use coracle_snapshot::{Content, PAGE_BYTES, PageBytes, Pages};
+use coracle_snapshot::{Compression, Content, PAGE_BYTES, PageBytes, Pages};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
@@ -139,6 +141,91 @@ proptest! {
             }
             check_content(&all[0].0, &all[0].1);
         }
+    }
+}
+
+/// As [`Step`], with numbers that a file can have; many pages at once; and by way of a store.
+#[derive(Clone, Debug)]
+struct StoredStep {
+    back: usize,
+    writes: Vec<(u32, u8)>,
+    bulk: Option<u8>,
+    way: Way,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Way {
+    Memory,
+    Store,
+    StoreUnverified,
+    Compressed,
+}
+
+fn stored_step() -> impl Strategy<Value = StoredStep> {
+    let writes = vec((select(&NUMBERS[..17]), 0..4_u8), 0..8);
+    let way = select(&[Way::Memory, Way::Store, Way::StoreUnverified, Way::Compressed][..]);
+    let bulk = prop_oneof![4 => Just(None), 1 => (0..4_u8).prop_map(Some)];
+    (prop_oneof![3 => Just(0), 1 => 1..6_usize], writes, bulk, way).prop_map(|(back, writes, bulk, way)| StoredStep {
+        back,
+        writes,
+        bulk,
+        way,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn snapshots_that_went_through_a_store_are_what_the_model_says(
+        base in vec((select(&NUMBERS[..17]), 0..4_u8), 0..30),
+        steps in vec(stored_step(), 4..14),
+    ) {
+        let (_directory, store) = common::store();
+        let model: Model = base.iter().copied().collect();
+        let pages = Pages::base(base.into_iter().map(|(number, content)| (number, bytes(content))));
+        let mut all = vec![(pages, model)];
+        for (tag, StoredStep { back, mut writes, bulk, way }) in steps.into_iter().enumerate() {
+            let (parent, parent_model) = &all[all.len() - 1 - back.min(all.len() - 1)];
+            // More pages than are read when a layer is loaded.
+            writes.extend(bulk.into_iter().flat_map(|content| (5000..5100).map(move |number| (number, content))));
+            let changed: Vec<u32> = writes.iter().map(|(number, _)| *number).collect();
+            let mut model = parent_model.clone();
+            model.extend(writes);
+            let pages = parent.derive(&changed, read(&model)).unwrap();
+            prop_assert_eq!(pages.same(parent), differences(parent_model, &model).is_empty());
+            if !pages.same(parent) {
+                prop_assert_eq!(pages.own_numbers(), differences(parent_model, &model));
+            }
+            prop_assert!(visited(parent, &pages) == differences(parent_model, &model));
+            if way == Way::Memory {
+                all.push((pages, model));
+                continue;
+            }
+            let compression = if way == Way::Compressed { Compression::Zstd } else { Compression::None };
+            let tag = tag.to_string();
+            store.save(&tag, b"{}", &pages, compression).unwrap();
+            let loaded = if way == Way::StoreUnverified { store.load_unverified(&tag) } else { store.load(&tag) };
+            all.push((pages, model.clone()));
+            all.push((loaded.unwrap().pages, model));
+        }
+        for (left, left_model) in &all {
+            for (right, right_model) in &all {
+                // What was not read yet may count as different, but nothing is missed.
+                let visited: BTreeSet<u32> = visited(left, right).into_iter().collect();
+                prop_assert!(differences(left_model, right_model).iter().all(|number| visited.contains(number)));
+            }
+        }
+        for (pages, model) in &all {
+            check_content(pages, model);
+            let flat = Pages::base(model.iter().map(|(number, content)| (*number, bytes(*content))));
+            for number in 5000..5100 {
+                prop_assert_eq!(pages.page(number).unwrap(), flat.page(number).unwrap());
+            }
+            // Once all is read, pages tell for themselves.
+            prop_assert_eq!(visited(pages, &flat), [0; 0]);
+        }
+        store.verify_all().unwrap();
     }
 }
 

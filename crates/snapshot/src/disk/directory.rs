@@ -180,6 +180,13 @@ pub(crate) struct Opened {
 }
 
 impl Opened {
+    /// Taken before it is read: a change during that is one.
+    pub(crate) fn watch(&self) -> Result<Watched, Error> {
+        let failed = |error: io::Error| Error::io(format!("cannot look at {}", self.path), error);
+        let stat = rustix::fs::fstat(&self.file).map_err(|errno| failed(errno.into()))?;
+        Ok(Watched { _file: self.file.try_clone().map_err(failed)?, stamp: Stamp::of(&stat) })
+    }
+
     /// All of it, if it has at most `most` bytes. A file that grows meanwhile is cut.
     pub(crate) fn read(mut self, most: u64) -> Result<Vec<u8>, Error> {
         if self.bytes > most {
@@ -191,6 +198,41 @@ impl Opened {
             .read_to_end(&mut bytes)
             .map_err(|error| Error::io(format!("cannot read {}", self.path), error))?;
         Ok(bytes)
+    }
+}
+
+/// A file whose content is known. It is kept open, so that no other file gets its number.
+pub(crate) struct Watched {
+    _file: File,
+    stamp: Stamp,
+}
+
+/// What changes with a file's content.
+#[derive(PartialEq)]
+struct Stamp {
+    file: (u64, u64),
+    bytes: i64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    #[allow(clippy::unnecessary_cast, clippy::useless_conversion, reason = "types differ between architectures")]
+    fn of(stat: &Stat) -> Self {
+        Self {
+            file: (stat.st_dev as u64, stat.st_ino as u64),
+            bytes: stat.st_size as i64,
+            modified: (stat.st_mtime as i64, stat.st_mtime_nsec as i64),
+            changed: (stat.st_ctime as i64, stat.st_ctime_nsec as i64),
+        }
+    }
+}
+
+impl Watched {
+    /// Whether this file is still there under this name, and unchanged. One system call.
+    pub(crate) fn is_still(&self, directory: &Directory, name: &str) -> bool {
+        rustix::fs::statat(&directory.fd, name, AtFlags::SYMLINK_NOFOLLOW)
+            .is_ok_and(|stat| Stamp::of(&stat) == self.stamp)
     }
 }
 

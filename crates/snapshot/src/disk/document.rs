@@ -344,6 +344,14 @@ pub(crate) fn check_tag(tag: &str) -> Result<(), &'static str> {
 }
 
 fn parse<'a, T: Deserialize<'a>>(file: &str, bytes: &'a [u8]) -> Result<T, Error> {
+    // The library would take a list of values for an object with fields. No text here has brackets.
+    let mut is_list = false;
+    for byte in bytes.iter().filter(|byte| !byte.is_ascii_whitespace()) {
+        if is_list && !matches!(byte, b'{' | b']') {
+            return Err(Error::damaged(file, "has a list of something else than objects"));
+        }
+        is_list = *byte == b'[';
+    }
     serde_json::from_slice(bytes).map_err(|error| Error::damaged(file, error.to_string()))
 }
 

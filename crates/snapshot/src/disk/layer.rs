@@ -7,7 +7,6 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use crate::digest::Hasher;
 use crate::error::FORMAT;
 use crate::runs::{RUN_BYTES, RunFault, Runs};
 use crate::{Digest, Error, PAGE_BYTES, PageBytes};
@@ -92,7 +91,7 @@ impl ReadAt for [u8] {
 /// What was written.
 #[derive(Debug)]
 pub(crate) struct Written {
-    pub(crate) digest: Digest,
+    /// Digest of the index.
     pub(crate) index: Digest,
     pub(crate) bytes: u64,
 }
@@ -106,14 +105,9 @@ pub(crate) fn write(
     mut read: impl FnMut(u32, &mut PageBytes) -> Result<(), Error>,
     out: &mut impl FnMut(&[u8]) -> Result<(), Error>,
 ) -> Result<Written, Error> {
-    let mut blob = Hasher::default();
     let mut data = ChunkWriter::new(kind, compression)?;
     let (mut full, mut zeros) = (Vec::new(), Vec::new());
     let mut page = [0; PAGE_BYTES];
-    let mut emit = |bytes: &[u8]| {
-        blob.update(bytes);
-        out(bytes)
-    };
     for number in numbers {
         read(number, &mut page)?;
         if page == [0; PAGE_BYTES] {
@@ -121,9 +115,9 @@ pub(crate) fn write(
             continue;
         }
         full.push(number);
-        data.push(&page, &mut emit)?;
+        data.push(&page, out)?;
     }
-    data.finish(&mut emit)?;
+    data.finish(out)?;
     if kind == LayerKind::Base {
         zeros.clear();
     }
@@ -157,8 +151,8 @@ pub(crate) fn write(
     if (index.len() - FOOTER_BYTES) as u64 > limit {
         return Err(Error::Unfit { why: format!("it has more pages than an index of {limit} bytes can name") });
     }
-    emit(&index)?;
-    Ok(Written { digest: blob.finish(), index: Digest::of(&index), bytes: data.stored + index.len() as u64 })
+    out(&index)?;
+    Ok(Written { index: Digest::of(&index), bytes: data.stored + index.len() as u64 })
 }
 
 /// Gathers pages into chunks.

@@ -25,11 +25,11 @@ mod verify;
 pub mod fuzzing;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::io::Errno;
 
-use self::directory::{Directory, Opened};
+use self::directory::{Directory, Opened, Watched};
 use self::document::{INDEX_MAX, Index, IndexEntry, LAYOUT_MAX, MANIFEST_MAX, check_tag};
 use self::lock::Lock;
 use crate::{Digest, Error};
@@ -85,6 +85,8 @@ struct Inner {
     root: Directory,
     blobs: Directory,
     id: StoreId,
+    /// What `index.json` said when it was read last.
+    index: Mutex<Option<(Watched, Arc<Index>)>>,
 }
 
 /// Tells stores apart, whatever paths lead to them.
@@ -174,7 +176,7 @@ impl Store {
         let blobs = blobs.ok_or_else(|| not_a_store(path, "there is no directory blobs/sha256"))?;
         let stat = root.stat()?;
         let id = StoreId { device: stat.st_dev, inode: stat.st_ino };
-        Ok(Self(Arc::new(Inner { path: path.to_owned(), root, blobs, id })))
+        Ok(Self(Arc::new(Inner { path: path.to_owned(), root, blobs, id, index: Mutex::default() })))
     }
 
     /// The path that it was opened by.
@@ -188,7 +190,7 @@ impl Store {
     /// [`Error::Damaged`], [`Error::Io`].
     pub fn list(&self) -> Result<Vec<Tagged>, Error> {
         let tagged = |IndexEntry { tag, digest, bytes, own_bytes, .. }| Tagged { tag, digest, bytes, own_bytes };
-        Ok(self.index()?.entries.into_iter().map(tagged).collect())
+        Ok(self.index()?.entries.iter().cloned().map(tagged).collect())
     }
 
     /// Takes a tag away. The snapshot's files go with the next [`prune`](Self::prune), unless others need them.
@@ -207,9 +209,19 @@ impl Store {
         })
     }
 
-    fn index(&self) -> Result<Index, Error> {
+    /// What `index.json` says; parsed again only when it is another file, or was changed.
+    fn index(&self) -> Result<Arc<Index>, Error> {
+        let mut known = self.0.index.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((watched, index)) = &*known
+            && watched.is_still(&self.0.root, INDEX)
+        {
+            return Ok(Arc::clone(index));
+        }
         let file = self.0.root.open(INDEX)?.ok_or_else(|| not_a_store(&self.0.path, "there is no file index.json"))?;
-        Index::parse(INDEX, &file.read(INDEX_MAX)?)
+        let watched = file.watch()?;
+        let index = Arc::new(Index::parse(INDEX, &file.read(INDEX_MAX)?)?);
+        *known = Some((watched, Arc::clone(&index)));
+        Ok(index)
     }
 
     fn set_tag(&self, entry: IndexEntry) -> Result<(), Error> {
@@ -224,7 +236,7 @@ impl Store {
         let private = self.private_or_new()?;
         let temporaries = private.child_or_new(TEMPORARIES)?;
         let _lock = Lock::exclusive(&private, INDEX_LOCK)?;
-        let mut index = self.index()?;
+        let mut index = Index { entries: self.index()?.entries.clone() };
         change(&mut index)?;
         let bytes = index.write();
         if bytes.len() as u64 > INDEX_MAX {

@@ -32,7 +32,7 @@ impl Store {
         let _lock = Lock::exclusive(&private, LOCK)?;
         let _index_lock = Lock::exclusive(&private, INDEX_LOCK)?;
         let (mut blobs, mut bases) = (HashSet::new(), HashSet::new());
-        for entry in self.index()?.entries {
+        for entry in &self.index()?.entries {
             debug_assert!(entry.size <= MANIFEST_MAX);
             let (_, manifest) = self.manifest_of(&entry.digest, Some(entry.size))?;
             blobs.extend([entry.digest, manifest.config.digest]);

@@ -1,8 +1,12 @@
 //! Snapshots into a store.
 
+use std::sync::mpsc;
+
+use super::directory::Temporary;
 use super::document::{CONFIG_MAX, IndexEntry, LAYERS_MAX, check_config, check_tag};
 use super::layer::{self, Compression, LayerKind, Written};
-use super::{Descriptor, Manifest, PRIVATE, Store, TEMPORARIES};
+use super::{Descriptor, Manifest, Store, TEMPORARIES};
+use crate::digest::Hasher;
 use crate::lineage::Saved as SavedRelative;
 use crate::pages::State;
 use crate::runs::NUMBERS_END;
@@ -117,21 +121,45 @@ impl Store {
         numbers: Vec<u32>,
         pages: &Pages,
     ) -> Result<Descriptor, Error> {
-        let temporaries = self.0.root.child_or_new(PRIVATE)?.child_or_new(TEMPORARIES)?;
-        let mut file = temporaries.temporary()?;
-        let mut buffer = Vec::with_capacity(WRITE_BYTES + layer::CHUNK_BYTES_MAX);
+        let temporaries = self.private_or_new()?.child_or_new(TEMPORARIES)?;
+        let mut sink = Sink { file: temporaries.temporary()?, hasher: Hasher::default() };
+        let is_large = numbers.len() > PIPELINED_PAGES;
         let read = |number, out: &mut [u8; PAGE_BYTES]| pages.copy_page(number, out);
-        let Written { digest, index, bytes } = layer::write(kind, compression, numbers, read, &mut |bytes| {
-            buffer.extend_from_slice(bytes);
-            if buffer.len() >= WRITE_BYTES {
-                file.write(&buffer)?;
-                buffer.clear();
-            }
-            Ok(())
-        })?;
-        file.write(&buffer)?;
+        let mut buffer = Vec::with_capacity(if is_large { BUFFER_BYTES } else { 0 });
+        let Written { index, bytes } = if is_large {
+            // This thread reads pages and digests chunks, another one digests the file and writes it.
+            std::thread::scope(|scope| {
+                let (sender, receiver) = mpsc::sync_channel::<Vec<u8>>(2);
+                let sink = &mut sink;
+                let worker = scope.spawn(move || receiver.iter().try_for_each(|bytes| sink.take(&bytes)));
+                let send = |bytes| {
+                    let stopped = |_| Error::io("cannot write a layer", std::io::ErrorKind::BrokenPipe);
+                    sender.send(bytes).map_err(stopped)
+                };
+                let written = layer::write(kind, compression, numbers, read, &mut |bytes| {
+                    if buffer.len() + bytes.len() > BUFFER_BYTES {
+                        send(std::mem::replace(&mut buffer, Vec::with_capacity(BUFFER_BYTES)))?;
+                    }
+                    buffer.extend_from_slice(bytes);
+                    Ok(())
+                });
+                let written = written.and_then(|written| send(buffer).map(|()| written));
+                drop(sender);
+                // Its error is why sending failed.
+                worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+                written
+            })?
+        } else {
+            let written = layer::write(kind, compression, numbers, read, &mut |bytes| {
+                buffer.extend_from_slice(bytes);
+                Ok(())
+            })?;
+            sink.take(&buffer)?;
+            written
+        };
+        let digest = sink.hasher.finish();
         // Also in place of one that is there: it might be damaged.
-        file.keep(&self.0.blobs, &digest.hex())?;
+        sink.file.keep(&self.0.blobs, &digest.hex())?;
         Ok(Descriptor { digest, size: bytes, index: Some(index) })
     }
 
@@ -145,7 +173,7 @@ impl Store {
             _ => false,
         };
         if !is_there {
-            let temporaries = self.0.root.child_or_new(PRIVATE)?.child_or_new(TEMPORARIES)?;
+            let temporaries = self.private_or_new()?.child_or_new(TEMPORARIES)?;
             let mut file = temporaries.temporary()?;
             file.write(bytes)?;
             file.keep(&self.0.blobs, &digest.hex())?;
@@ -154,7 +182,21 @@ impl Store {
     }
 }
 
-const WRITE_BYTES: usize = 1 << 18;
+const BUFFER_BYTES: usize = 1 << 18;
+const PIPELINED_PAGES: usize = 256; // Less is not worth a thread; and is gathered in memory.
+
+/// A blob in the making.
+struct Sink<'d> {
+    file: Temporary<'d>,
+    hasher: Hasher,
+}
+
+impl Sink<'_> {
+    fn take(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        self.hasher.update(bytes);
+        self.file.write(bytes)
+    }
+}
 
 /// Bytes of all that a snapshot needs, and of what its parent does not have.
 pub(super) fn sizes(manifest: &Manifest, manifest_bytes: u64) -> (u64, u64) {

@@ -46,7 +46,7 @@ impl Store {
         let _lock = self.lock_shared()?;
         let mut seen = HashSet::new();
         let mut verified = Verified::default();
-        for entry in self.index()?.entries {
+        for entry in &self.index()?.entries {
             self.verify_manifest(&entry.digest, Some(entry.size), &mut seen, &mut verified)?;
         }
         Ok(verified)

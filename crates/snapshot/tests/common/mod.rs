@@ -1,6 +1,8 @@
 //! What the tests of stores share.
 #![allow(dead_code, clippy::unwrap_used, reason = "each test uses some of it, and fails by panicking")]
 
+pub(crate) mod forge;
+
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
