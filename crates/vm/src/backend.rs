@@ -124,13 +124,18 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
         Vec::new()
     }
 
-    /// Whether a guest that counts on this feature of the processor can go on here.
-    fn supports(&self, feature: &str) -> bool {
-        self.cpu_features().contains(&feature)
+    /// Which of these a guest that counts on them would miss here, whatever its template shows.
+    fn lacks<'f>(&self, features: &'f [String]) -> Vec<&'f str> {
+        missing(&self.cpu_features(), features)
     }
 
     /// Bytes for each control page, to be put there before the first entry.
     fn control_pages(&self) -> Vec<ControlPage>;
+}
+
+/// Those of `wanted` that are not in `present`.
+pub(crate) fn missing<'f>(present: &[&str], wanted: &'f [String]) -> Vec<&'f str> {
+    wanted.iter().map(String::as_str).filter(|wanted| !present.contains(wanted)).collect()
 }
 
 /// A new virtual machine and its processor.

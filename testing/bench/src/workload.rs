@@ -1,6 +1,6 @@
 //! What is measured: the same sandboxes for the criterion benchmarks and for the ratios.
 
-use coracle::{Builder, Image, Sandbox, Snapshot};
+use coracle::{Builder, Image, Sandbox, Snapshot, Store};
 use coracle_artifacts::{ECHO, HELLO, KEEPER};
 
 /// Guest heaps, as the field names them.
@@ -25,8 +25,9 @@ pub fn hello_image() -> Image {
     Image::from_path(HELLO.path()).expect("the hello guest is an image")
 }
 
-fn with_host_functions(image: &Image) -> Builder {
-    Sandbox::builder(image)
+/// Offers what the guests of the benchmarks may call.
+pub fn with_host_functions(builder: Builder) -> Builder {
+    builder
         .host_fn("greet", |name: String| Ok::<_, String>(name))
         .host_fn("host_add", |(a, b): (i32, i32)| Ok::<_, String>(a.wrapping_add(b)))
         .host_fn("time_of_day", |(): ()| Ok::<_, String>("morning".to_owned()))
@@ -38,7 +39,7 @@ fn with_host_functions(image: &Image) -> Builder {
 /// Without KVM.
 #[expect(clippy::expect_used, reason = "a benchmark without its guest has nothing to do")]
 pub fn sandbox(image: &Image, heap_bytes: u64) -> Sandbox {
-    with_host_functions(image).heap_bytes(heap_bytes).build().expect("the guest boots")
+    with_host_functions(Sandbox::builder(image)).heap_bytes(heap_bytes).build().expect("the guest boots")
 }
 
 /// A sandbox whose function `dirty` writes up to `pages` pages that it has already, and a snapshot to go back to.
@@ -52,4 +53,39 @@ pub fn dirtied(pages: u32) -> (Sandbox, Snapshot) {
     sandbox.call::<()>("dirty", (pages, 1_u32)).expect("dirty answers");
     let snapshot = sandbox.snapshot().expect("a ready guest can be frozen");
     (sandbox, snapshot)
+}
+
+/// A store with a snapshot, prepared so that it loads at once. The directory goes away with it.
+pub struct Stored {
+    directory: tempfile::TempDir,
+    /// What was saved.
+    pub snapshot: Snapshot,
+}
+
+impl Stored {
+    /// The tag.
+    pub const TAG: &'static str = "echo";
+
+    /// Of the echo guest with a heap of this size.
+    ///
+    /// # Panics
+    /// Without KVM, or a place for files.
+    #[expect(clippy::expect_used, reason = "a benchmark without its guest has nothing to do")]
+    pub fn new(heap_bytes: u64) -> Self {
+        let directory = tempfile::tempdir().expect("there is room for files");
+        let snapshot = sandbox(&echo_image(), heap_bytes).snapshot().expect("a ready guest can be frozen");
+        let stored = Self { directory, snapshot };
+        stored.snapshot.save(&stored.store(), Self::TAG).expect("a snapshot can be saved");
+        Snapshot::load(&stored.store(), Self::TAG).expect("it can be loaded");
+        stored
+    }
+
+    /// Opened anew.
+    ///
+    /// # Panics
+    /// When it is gone.
+    #[expect(clippy::expect_used, reason = "a benchmark without its store has nothing to do")]
+    pub fn store(&self) -> Store {
+        Store::create(self.directory.path()).expect("the store opens")
+    }
 }

@@ -296,8 +296,7 @@ fn check_versions(document: &Document) -> Result<(), Error> {
 fn processor(cpu: &Cpu, backend: Option<Arc<dyn Backend>>) -> Result<(CpuTemplate, Arc<dyn Backend>), Error> {
     let template: CpuTemplate = cpu.template.parse().map_err(|error: String| damaged(error))?;
     let lacks = |backend: &dyn Backend| {
-        let missing: Vec<&str> =
-            cpu.features.iter().map(String::as_str).filter(|name| !backend.supports(name)).collect();
+        let missing = backend.lacks(&cpu.features);
         if missing.is_empty() {
             return Ok(());
         }
@@ -308,13 +307,15 @@ fn processor(cpu: &Cpu, backend: Option<Arc<dyn Backend>>) -> Result<(CpuTemplat
         Err(damaged(message))
     };
     let backend = match backend {
-        Some(backend) => backend,
+        Some(backend) => {
+            lacks(&*backend)?;
+            backend
+        }
         None => {
             lacks(&Kvm::open(CpuTemplate::Host)?)?;
             Arc::new(Kvm::open(template)?)
         }
     };
-    lacks(&*backend)?;
     Ok((template, backend))
 }
 

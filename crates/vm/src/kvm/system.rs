@@ -10,7 +10,7 @@ use kvm_ioctls::{Kvm as KvmFd, VmFd};
 use super::control::ExtendedState;
 use super::cpuid::{self, CpuTemplate};
 use super::{control, machine, processor, ring};
-use crate::backend::{Backend, ControlPage, Pair, Parts};
+use crate::backend::{Backend, ControlPage, Pair, Parts, missing};
 use crate::error::{Error, ErrorKind};
 use crate::kick;
 
@@ -256,9 +256,8 @@ impl Backend for Kvm {
         cpuid::features(&self.system.supported, self.template)
     }
 
-    fn supports(&self, feature: &str) -> bool {
-        // Whatever the template shows: the guest looked before, elsewhere.
-        cpuid::features(&self.system.supported, CpuTemplate::Host).contains(&feature)
+    fn lacks<'f>(&self, features: &'f [String]) -> Vec<&'f str> {
+        missing(&cpuid::features(&self.system.supported, CpuTemplate::Host), features)
     }
 
     fn shell_key(&self) -> Option<u64> {

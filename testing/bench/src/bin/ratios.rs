@@ -10,7 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use coracle::{Sandbox, Snapshot, shells};
-use coracle_bench::{raw, workload};
+use coracle_bench::raw;
+use coracle_bench::workload::{self, Stored};
 use coracle_vm::PageContent;
 
 /// A promise of SPEC.md: the first takes at most so many times the second and so many microseconds more.
@@ -44,6 +45,9 @@ const PROMISES: &[Promise] = &[
     at_most("snapshots/create/large", 1.1, "snapshots/create/small", 0.0),
     at_most("sandbox_from_snapshot", 1.5, "raw/create_to_first_exit", 0.0),
     at_most("sandbox_from_snapshot/reused", 0.5, "raw/create_to_first_exit", 0.0),
+    at_most_us("load_snapshot/small", 300.0),
+    at_most("load_snapshot/large", 1.15, "load_snapshot/small", 10.0),
+    at_most("cold_start_via_snapshot", 1.3, "first_call_after_spawn", 300.0),
 ];
 
 /// What a restore may take, and what each page that it copies may add.
@@ -110,6 +114,16 @@ fn medians(mut works: Vec<Work>, rounds: usize) -> Vec<(&'static str, Duration)>
         .collect()
 }
 
+fn load(stored: &Stored) -> Snapshot {
+    Snapshot::load(&stored.store(), Stored::TAG).expect("it loads")
+}
+
+fn first_call(snapshot: &Snapshot) -> Sandbox {
+    let mut sandbox = workload::with_host_functions(snapshot.builder()).build().expect("a snapshot spawns");
+    sandbox.call::<String>("echo", "hello\n").expect("echo answers");
+    sandbox
+}
+
 fn creating() -> Vec<Work> {
     let host = raw::Host::new();
     let (echo, hello) = (workload::echo_image(), workload::hello_image());
@@ -117,6 +131,8 @@ fn creating() -> Vec<Work> {
     let mut parent = workload::sandbox(&hello, 8 << 20);
     let snapshot = parent.snapshot().expect("a ready guest can be frozen");
     let again = snapshot.clone();
+    let (small, large_stored, again_small) = (Stored::new(8 << 20), Stored::new(256 << 20), Stored::new(8 << 20));
+    let resident = small.snapshot.clone();
     vec![
         ("raw/create_to_first_exit", timed(move || host.create_to_first_exit())),
         ("create_initialized/small", timed(move || workload::sandbox(&echo, 8 << 20))),
@@ -127,6 +143,10 @@ fn creating() -> Vec<Work> {
             "sandbox_from_snapshot/reused",
             timed_reusing(move || Sandbox::from_snapshot(&again).expect("a snapshot spawns")),
         ),
+        ("first_call_after_spawn", timed(move || first_call(&resident))),
+        ("load_snapshot/small", timed(move || load(&small))),
+        ("load_snapshot/large", timed(move || load(&large_stored))),
+        ("cold_start_via_snapshot", timed(move || first_call(&load(&again_small)))),
         ("fork", timed(move || parent.fork().expect("a ready guest forks"))),
     ]
 }
