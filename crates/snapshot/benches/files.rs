@@ -152,6 +152,9 @@ fn variants(criterion: &mut Criterion, base: &Pages) {
     criterion.bench_function("snapshot_files/variants/list", |bencher| {
         bencher.iter(|| store.list().expect("listed").len());
     });
+    criterion.bench_function("snapshot_files/variants/open_and_list", |bencher| {
+        bencher.iter(|| Store::open(store.path()).and_then(|store| store.list()).expect("listed").len());
+    });
     let mut round = 0;
     criterion.bench_function("snapshot_files/variants/load_one", |bencher| {
         bencher.iter(|| {

@@ -468,3 +468,23 @@ fn blobs_take_what_the_data_takes() {
     let run_form = disk_bytes(&directory.path().join("coracle/run"));
     assert!(run_form <= 17 << 19, "{run_form} bytes: this file system has no holes");
 }
+
+#[test]
+fn a_relative_is_remembered_for_each_store() {
+    let parent = base(0..100);
+    let stores: Vec<_> = (0..7).map(|_| store()).collect();
+    for round in 0..5 {
+        for (_, store) in &stores[..3] {
+            save(store, "base", &parent);
+            let saved = save(store, "child", &derive(&parent, &[(round, 900 + round)]));
+            assert_eq!((saved.layers, saved.pages_written), (2, 1));
+        }
+    }
+    // More stores than are remembered: what is forgotten is written again, and is as good.
+    for (_, store) in stores.iter().cycle().take(14) {
+        save(store, "base", &parent);
+        save(store, "child", &derive(&parent, &[(1, 9)]));
+        save(store, "sibling", &derive(&parent, &[(2, 9)]));
+        store.verify_all().unwrap();
+    }
+}

@@ -11,10 +11,10 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use common::forge::{
-    CHUNK_PAGES, CHUNKS, Edit, Forge, KIND, PAGE_RUNS, PAGE_SIZE, PAGES, STORED, ZEROS, fifo, flip, link, replace,
+    self, CHUNK_PAGES, CHUNKS, Edit, Forge, KIND, PAGE_RUNS, PAGE_SIZE, PAGES, STORED, ZEROS, fifo, flip, link, replace,
 };
 use coracle_snapshot::{Digest, Error, PAGE_BYTES, Store};
 use serde_json::{Value, json};
@@ -477,7 +477,7 @@ fn cases() -> Vec<(u32, Vec<Case>)> {
                 case(
                     "the index of a layer is large",
                     Derived(|layer| layer.footer[PAGE_RUNS] = 2 << 20),
-                    "DERIVED, at byte 12464: the index has more than 8388608 bytes",
+                    "DERIVED, at byte 12464: the index has more than 4194304 bytes",
                 ),
             ],
         ),
@@ -694,17 +694,27 @@ fn load(root: &Path) -> Result<(), Error> {
     Store::open(root)?.load("tag").map(drop)
 }
 
+/// What loading gives, and the most bytes that are allocated meanwhile.
+fn measured<T>(load: impl FnOnce() -> T) -> (T, usize) {
+    let before = NOW.load(Ordering::Relaxed);
+    MOST.store(before, Ordering::Relaxed);
+    let loaded = load();
+    (loaded, MOST.load(Ordering::Relaxed) - before)
+}
+
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// What is said of a store with these faults; digests are replaced by what they are of, and paths by nothing.
 #[track_caller]
 fn complaint(forge: &Forge, name: &str, edits: &[Edit]) -> String {
-    static ALONE: Mutex<()> = Mutex::new(());
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     let directory = common::directory();
     let names = forge.write(directory.path(), edits);
-    MOST.store(NOW.load(Ordering::Relaxed), Ordering::Relaxed);
-    let before = MOST.load(Ordering::Relaxed);
-    let error = load(directory.path()).err().unwrap_or_else(|| panic!("{name}: is loaded"));
-    let allocated = MOST.load(Ordering::Relaxed) - before;
+    let (loaded, allocated) = measured(|| load(directory.path()));
+    let error = loaded.err().unwrap_or_else(|| panic!("{name}: is loaded"));
     assert!(allocated < ALLOCATED_MAX, "{name}: {allocated} bytes");
     names.iter().fold(error.to_string().replace(directory.path().to_str().unwrap(), ""), |text, (digest, name)| {
         text.replace(digest, name)
@@ -713,6 +723,7 @@ fn complaint(forge: &Forge, name: &str, edits: &[Edit]) -> String {
 
 #[test]
 fn the_forge_makes_good_stores() {
+    let _alone = alone();
     let directory = common::directory();
     Forge::new().write(directory.path(), &[]);
     load(directory.path()).unwrap();
@@ -764,6 +775,7 @@ fn checks_come_in_their_order() {
 /// What is wrong with pages is found by who verifies, whatever was loaded before.
 #[test]
 fn faults_of_pages_are_found_by_verifying() {
+    let _alone = alone();
     let forge = Forge::new();
     for case in cases().into_iter().filter(|(step, _)| *step >= 27).flat_map(|(_, cases)| cases) {
         let directory = common::directory();
@@ -772,4 +784,42 @@ fn faults_of_pages_are_found_by_verifying() {
         let _ = store.load_unverified("tag");
         assert!(store.verify("tag").is_err(), "{}", case.name);
     }
+}
+
+/// The largest indexes that are read, in files that are hardly larger. The base's is all runs, the other one's all chunks.
+#[test]
+fn the_largest_indexes_take_bounded_memory() {
+    const BASE_PAGES: u32 = 1_597_440;
+    const DERIVED_PAGES: u32 = 104_800;
+    fn nonsense(layer: &mut forge::Layer, chunks: u32) {
+        layer.chunks = vec![([1; 32], 1, 1); chunks as usize];
+        layer.data = vec![1; chunks as usize];
+        (layer.footer[CHUNKS], layer.footer[STORED]) = (chunks, chunks);
+    }
+    let base = Edit::Base(|layer| {
+        nonsense(layer, BASE_PAGES / 16);
+        layer.runs = (0..BASE_PAGES).map(|page| [2 * page, 1]).collect();
+        (layer.footer[PAGES], layer.footer[PAGE_RUNS]) = (BASE_PAGES, BASE_PAGES);
+    });
+    let derived = Edit::Derived(|layer| {
+        nonsense(layer, DERIVED_PAGES);
+        (layer.runs, layer.zeros) = (vec![[0, DERIVED_PAGES]], Vec::new());
+        (layer.footer[PAGES], layer.footer[PAGE_RUNS]) = (DERIVED_PAGES, 1);
+        (layer.footer[ZEROS], layer.footer[9]) = (0, 0);
+    });
+    let _alone = alone();
+    let mut all = 0;
+    for edit in [base, derived] {
+        let directory = common::directory();
+        Forge::new().write(directory.path(), &[edit]);
+        let (loaded, allocated) = measured(|| Store::open(directory.path()).unwrap().load("tag"));
+        // That of the base is read as far as its first chunk. The other one is, for its pages are not looked at yet.
+        match loaded {
+            Ok(loaded) => assert!(loaded.pages.page(7).is_err()),
+            Err(error) => assert!(error.to_string().contains("compressed chunk is damaged"), "{error}"),
+        }
+        all += allocated;
+    }
+    assert!(all < ALLOCATED_MAX, "{all} bytes");
+    assert!(all > 20 << 20, "{all} bytes: these are not the largest");
 }

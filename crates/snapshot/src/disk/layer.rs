@@ -16,13 +16,13 @@ pub(crate) const BASE_CHUNK_PAGES: usize = 16;
 pub(crate) const CHUNK_BYTES_MAX: usize = BASE_CHUNK_PAGES * PAGE_BYTES;
 
 /// Most bytes of the index of a base, and of the indexes of all derived layers of a snapshot together. They bound what a
-/// hostile store can make us allocate: 25 GiB of data in a base, 0.7 GiB in derived layers.
+/// hostile store can make us allocate: 25 GiB of data in a base, 400 MiB in derived layers.
 pub(crate) const BASE_INDEX_MAX: u64 = 16 << 20;
-pub(crate) const DERIVED_INDEX_MAX: u64 = 8 << 20;
+pub(crate) const DERIVED_INDEX_MAX: u64 = 4 << 20;
 
 const MAGIC: [u8; 8] = *b"CORALAYR";
 const FOOTER_BYTES: usize = 64;
-const CHUNK_ENTRY_BYTES: usize = 40;
+pub(crate) const CHUNK_ENTRY_BYTES: usize = 40;
 const RAW: u32 = 0;
 const ZSTD: u32 = 1;
 
@@ -233,7 +233,7 @@ pub(crate) struct LayerIndex {
 impl LayerIndex {
     /// Reads and checks the index of a file of `bytes` bytes. No page is read.
     ///
-    /// `limit` bounds the index, and what is allocated: at most eight times as much.
+    /// `limit` bounds the index, and so what is allocated.
     pub(crate) fn read(
         file: &(impl ReadAt + ?Sized),
         path: &str,

@@ -124,7 +124,9 @@ impl RunFile {
             let mut pages = reader.read(number, &mut chunk)?;
             while !pages.is_empty() {
                 if range.is_empty() {
-                    range = numbers.next().unwrap_or(0..0); // There are as many numbers as pages.
+                    // There are as many numbers as pages: that is checked.
+                    let Some(next) = numbers.next() else { break };
+                    range = next;
                 }
                 let (now, later) = pages.split_at(range.len().min(pages.len()));
                 written(file.write_all_at(now.as_flattened(), u64::from(range.start) * PAGE_BYTES as u64))?;

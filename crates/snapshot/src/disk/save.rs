@@ -9,15 +9,19 @@ use super::{Descriptor, Manifest, Store, TEMPORARIES};
 use crate::digest::Hasher;
 use crate::lineage::Saved as SavedRelative;
 use crate::pages::State;
-use crate::runs::NUMBERS_END;
+use crate::runs::{NUMBERS_END, RUN_BYTES};
 use crate::{Digest, Error, PAGE_BYTES, Pages};
 
 /// Most layers that are written. Fewer than are loaded, so that a later version may write more.
 const LAYERS_WRITTEN: usize = 8;
 const _: () = assert!(LAYERS_WRITTEN <= LAYERS_MAX);
 
-/// Most pages of a derived layer: their index is far below what is loaded for eight such layers together.
-const DERIVED_PAGES_MAX: usize = 1 << 14;
+/// Most pages of a derived layer, so that as many such layers as there can be are loaded.
+const DERIVED_PAGES_MAX: usize = 1 << 13;
+const _: () = {
+    let index_bytes = DERIVED_PAGES_MAX * (layer::CHUNK_ENTRY_BYTES + RUN_BYTES);
+    assert!((LAYERS_WRITTEN - 1) * index_bytes <= layer::DERIVED_INDEX_MAX as usize);
+};
 
 /// What a save did.
 #[derive(Clone, Debug, PartialEq, Eq)]
