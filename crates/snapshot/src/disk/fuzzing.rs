@@ -19,7 +19,8 @@ pub fn layer(bytes: &[u8], is_base: bool, is_checked: bool) -> Result<Vec<(u32, 
     let mut pages = Vec::new();
     for number in 0..index.chunks.len() {
         let content = reader.read(number, &mut chunk)?;
-        pages.extend(numbers.by_ref().zip(content.iter().copied()));
+        // In this order, since what comes first is asked first: no number is lost at the end of a chunk.
+        pages.extend(content.iter().zip(numbers.by_ref()).map(|(page, number)| (number, *page)));
     }
     Ok(pages)
 }

@@ -447,3 +447,78 @@ fn read_at(file: &(impl ReadAt + ?Sized), path: &str, out: &mut [u8], offset: u6
         _ => Error::io(format!("cannot read {path}"), error),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fuzzing::{index_digest, layer};
+
+    fn page(number: u32) -> PageBytes {
+        let mut page = [0; PAGE_BYTES];
+        page[..4].copy_from_slice(&(number % 7).to_le_bytes()); // Every seventh is zero.
+        page
+    }
+
+    fn written(kind: LayerKind, compression: Compression, numbers: &[u32]) -> (Vec<u8>, Written) {
+        let mut bytes = Vec::new();
+        let read = |number, out: &mut PageBytes| {
+            *out = page(number);
+            Ok(())
+        };
+        let written = write(kind, compression, numbers.iter().copied(), read, &mut |part| {
+            bytes.extend_from_slice(part);
+            Ok(())
+        });
+        (bytes, written.unwrap())
+    }
+
+    const NUMBERS: [u32; 24] =
+        [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 100, 1 << 20, (1 << 28) - 1];
+
+    #[test]
+    fn what_is_written_is_read() {
+        for compression in [Compression::None, Compression::Zstd] {
+            for (kind, numbers) in
+                [(LayerKind::Base, &NUMBERS[..]), (LayerKind::Derived, &NUMBERS), (LayerKind::Base, &[])]
+            {
+                let (bytes, written) = written(kind, compression, numbers);
+                assert_eq!((written.bytes, written.index), (bytes.len() as u64, index_digest(&bytes)));
+                let limit = DERIVED_INDEX_MAX;
+                let index = LayerIndex::read(&bytes[..], "", bytes.len() as u64, kind, &written.index, limit).unwrap();
+                let (zeros, full): (Vec<u32>, Vec<u32>) = numbers.iter().partition(|number| **number % 7 == 0);
+                assert!(index.pages.iter().eq(full.iter().copied()));
+                assert_eq!(index.zeros.pages() as usize, if kind == LayerKind::Base { 0 } else { zeros.len() });
+                assert_eq!(index.is_compressed(), compression == Compression::Zstd && !full.is_empty());
+                let pages = layer(&bytes, kind == LayerKind::Base, true).unwrap();
+                assert!(pages.iter().map(|(number, _)| *number).eq(full));
+                assert!(pages.iter().all(|(number, content)| *content == page(*number)));
+                assert!(layer(&bytes, kind != LayerKind::Base, true).is_err());
+            }
+        }
+    }
+
+    #[test]
+    fn no_length_and_no_bit_of_an_index_makes_it_panic() {
+        for kind in [LayerKind::Base, LayerKind::Derived] {
+            let (bytes, written) = written(kind, Compression::Zstd, &NUMBERS);
+            let index_at = bytes.len() - bytes.len().min(1100);
+            for length in 0..bytes.len() {
+                assert!(layer(&bytes[..length], kind == LayerKind::Base, true).is_err(), "{length}");
+            }
+            // As if the manifest had the digest of what the index was changed to.
+            for bit in 8 * index_at..8 * bytes.len() {
+                let mut changed = bytes.clone();
+                changed[bit / 8] ^= 1 << (bit % 8);
+                let _ = layer(&changed, kind == LayerKind::Base, false);
+                // With the manifest's own digest it is refused, or is the same: zstd has bits that mean nothing.
+                let limit = DERIVED_INDEX_MAX;
+                let length = changed.len() as u64;
+                if LayerIndex::read(&changed[..], "", length, kind, &written.index, limit).is_ok()
+                    && let Ok(pages) = layer(&changed, kind == LayerKind::Base, true)
+                {
+                    assert!(pages.iter().all(|(number, content)| *content == page(*number)), "{bit}");
+                }
+            }
+        }
+    }
+}
