@@ -19,7 +19,7 @@ use crate::interface::Interface;
 use crate::linux::{SystemCall, Tracer};
 use crate::log;
 use crate::machine::{Machine, Program, Stop};
-use crate::mapping::{self, Content, MapMode, Wish};
+use crate::mapping::{self, Content, MapMode, Mapping, Wish};
 use crate::sandbox::Sandbox;
 use crate::shells::Leased;
 use crate::snapshot::Snapshot;
@@ -244,7 +244,21 @@ impl Builder {
         Sandbox::boot(machine, transport, interface, mappings, host_functions, config, backend)
     }
 
-    /// Runs the image as an ordinary Linux program, to its end.
+    /// Loads the image as an ordinary Linux program and freezes it before its first instruction, arguments, environment and lent content
+    /// included. [`Snapshot::builder`] and [`Builder::run`] run it, as often as wanted, also after it was saved and loaded elsewhere.
+    ///
+    /// # Errors
+    /// As [`Builder::build`].
+    pub fn freeze(mut self) -> Result<Snapshot, Error> {
+        let (backend, config) = (self.chosen_backend()?, self.config.clone());
+        let wishes = std::mem::take(&mut self.mappings);
+        let mut machine = Leased::new(self.load(&*backend, false)?.0);
+        let mut mappings = Arc::default();
+        wishes.into_iter().try_for_each(|wish| mapping::add(&mut machine.space, &mut mappings, wish).map(drop))?;
+        Snapshot::of_program(&mut machine, mappings, config, backend)
+    }
+
+    /// Runs the image as an ordinary Linux program, to its end; or a snapshot that [`Builder::freeze`] made.
     ///
     /// # Errors
     /// As [`Builder::build`]; [`ErrorKind::GuestStopped`] when the program crashed or ended itself by a signal.
@@ -252,8 +266,11 @@ impl Builder {
         let timeout = self.config.timeout;
         let backend = self.chosen_backend()?;
         let wishes = std::mem::take(&mut self.mappings);
-        let mut machine = Leased::new(self.load(&*backend, false)?.0);
-        let mut mappings = Arc::default();
+        let (machine, mut mappings) = match self.snapshot.take() {
+            Some(snapshot) => self.spawn_program(&snapshot, &*backend)?,
+            None => (self.load(&*backend, false)?.0, Arc::default()),
+        };
+        let mut machine = Leased::new(machine);
         wishes.into_iter().try_for_each(|wish| mapping::add(&mut machine.space, &mut mappings, wish).map(drop))?;
         let deadline = match timeout {
             Some(timeout) => Deadline::after(timeout, machine.vcpu.kicker()),
@@ -276,16 +293,31 @@ impl Builder {
     }
 
     fn spawn(self, snapshot: &Snapshot) -> Result<Sandbox, Error> {
+        snapshot.transport()?;
         self.host_functions.check(&snapshot.0.interface)?;
         let backend = self.chosen_backend()?;
         let (machine, base) = Machine::spawn(&self.config, &*backend, snapshot, self.streams, self.tracer)?;
-        let mut sandbox = Sandbox::spawned(machine, base, snapshot, self.host_functions, self.config, backend);
+        let mut sandbox = Sandbox::spawned(machine, base, snapshot, self.host_functions, self.config, backend)?;
         self.mappings.into_iter().try_for_each(|wish| sandbox.add_mapping(wish).map(drop))?;
         Ok(sandbox)
     }
 
+    fn spawn_program(self, snapshot: &Snapshot, backend: &dyn Backend) -> Result<(Machine, Arc<Vec<Mapping>>), Error> {
+        let refused = |message| Err(Error::new(ErrorKind::Config, message));
+        if snapshot.0.transport.is_some() {
+            return refused(
+                "the snapshot is of a guest whose functions are called: build it, it cannot be run as a program",
+            );
+        }
+        if !self.args.is_empty() || !self.env.is_empty() {
+            return refused("arguments and environment are part of the snapshot: give them before it is frozen");
+        }
+        let (machine, _) = Machine::spawn(&self.config, backend, snapshot, self.streams, self.tracer)?;
+        Ok((machine, Arc::clone(&snapshot.0.mappings)))
+    }
+
     fn image(&self) -> Result<&Image, Error> {
-        let message = "a snapshot is of a guest whose functions are called: build it, it cannot be run as a program";
+        let message = "what is described is a snapshot, which was loaded already";
         self.image.as_ref().ok_or_else(|| Error::new(ErrorKind::Config, message))
     }
 

@@ -249,7 +249,7 @@ impl Sandbox {
             space: space.state(),
             registers,
             linux: linux.state(),
-            transport: self.transport.clone(),
+            transport: Some(self.transport.clone()),
             functions: Arc::clone(&self.functions),
             interface: Arc::clone(&self.interface),
             mappings: Arc::clone(&self.mappings),
@@ -279,14 +279,14 @@ impl Sandbox {
             return Err(Error::new(ErrorKind::Unusable, "the host failed in this sandbox: make a new one"));
         }
         snapshot.check_memory(self.config.memory_bytes)?;
-        let state = &*snapshot.0;
+        let (state, transport) = (&*snapshot.0, snapshot.transport()?);
         if !Arc::ptr_eq(&state.interface, &self.interface) {
             self.host_functions.check(&state.interface)?;
         }
         // Whatever happens from here on is either finished or fatal.
         self.status = Status::Unrecoverable;
         let shell = self.machine.shell.take(); // Nobody knows what a hypervisor that failed has of it.
-        self.put_back(state)?;
+        self.put_back(state, transport)?;
         self.machine.shell = shell;
         self.status = Status::Ready;
         self.restores += 1;
@@ -304,7 +304,7 @@ impl Sandbox {
         Some(memory.hot().len() + memory.touched().len())
     }
 
-    fn put_back(&mut self, state: &State) -> Result<(), Error> {
+    fn put_back(&mut self, state: &State, transport: &Transport) -> Result<(), Error> {
         // That writes are told was found out when there was a snapshot to be taken; it holds for the whole process.
         self.machine.space.collect_written()?;
         let mut also = std::mem::take(&mut self.also);
@@ -318,7 +318,7 @@ impl Sandbox {
         if !Arc::ptr_eq(&state.functions, &self.functions) {
             self.functions = Arc::clone(&state.functions);
             self.interface = Arc::clone(&state.interface);
-            self.transport = state.transport.clone();
+            self.transport.clone_from(transport);
             self.machine.origin = state.origin.clone();
             self.machine.stack = state.stack;
         }
@@ -399,16 +399,16 @@ impl Sandbox {
         host_functions: HostFunctions,
         config: Config,
         backend: Arc<dyn Backend>,
-    ) -> Self {
+    ) -> Result<Self, Error> {
         let state = &*snapshot.0;
-        let (transport, interface) = (state.transport.clone(), Arc::clone(&state.interface));
-        Self {
+        let (transport, interface) = (snapshot.transport()?.clone(), Arc::clone(&state.interface));
+        Ok(Self {
             functions: Arc::clone(&state.functions),
             mappings: Arc::clone(&state.mappings),
             reference: state.pages.clone(),
             base: Some(base),
             ..Self::new(machine, transport, interface, host_functions, config, backend)
-        }
+        })
     }
 
     /// Without functions, over memory of zeros.

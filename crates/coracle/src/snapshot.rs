@@ -25,6 +25,7 @@ use crate::error::{Error, ErrorKind};
 use crate::host::HostFunctions;
 use crate::interface::Interface;
 use crate::linux::LinuxState;
+use crate::machine::Machine;
 use crate::mapping::Mapping;
 use crate::origin::Origin;
 use crate::sandbox::Exported;
@@ -51,7 +52,8 @@ pub(crate) struct State {
     pub(crate) space: SpaceState,
     pub(crate) registers: Registers,
     pub(crate) linux: LinuxState,
-    pub(crate) transport: Transport,
+    /// `None` for a program that was never started.
+    pub(crate) transport: Option<Transport>,
     pub(crate) functions: Arc<HashMap<String, Exported>>,
     pub(crate) interface: Arc<Interface>,
     pub(crate) mappings: Arc<Vec<Mapping>>,
@@ -106,6 +108,52 @@ impl SharedBase {
 }
 
 impl Snapshot {
+    /// A program that has been loaded, and not entered yet.
+    pub(crate) fn of_program(
+        machine: &mut Machine,
+        mappings: Arc<Vec<Mapping>>,
+        config: Config,
+        backend: Arc<dyn Backend>,
+    ) -> Result<Self, Error> {
+        let Machine { space, linux, origin, stack, random, vcpu, .. } = machine;
+        let mut pages: Vec<u32> = space.memory().changed().map(|page| page.0).collect();
+        pages.sort_unstable();
+        let memory = space.memory();
+        let pages = Pages::empty().derive(&pages, |page, out| {
+            // A page that was just written lies in memory.
+            let _ = memory.read(Frame(page).address(), out);
+        })?;
+        Ok(Self(Arc::new(State {
+            pages,
+            registers: vcpu.registers(),
+            linux: linux.state(),
+            transport: None,
+            functions: Arc::default(),
+            interface: Arc::default(),
+            mappings,
+            origin: origin.clone(),
+            stack: *stack,
+            random: *random,
+            config,
+            host_functions: HostFunctions::default(),
+            backend,
+            hot: Vec::new(),
+            own_base: OnceLock::new(),
+            inherited_base: None,
+            age: linux.age(),
+            space: space.state(),
+        })))
+    }
+
+    /// The transport of a guest with functions.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] for a program, which has none.
+    pub(crate) fn transport(&self) -> Result<&Transport, Error> {
+        let message = "the snapshot is of a program that was not started: run it, it has no functions to be called";
+        self.0.transport.as_ref().ok_or_else(|| Error::new(ErrorKind::Config, message))
+    }
+
     /// Describes new sandboxes that start in this state: with the host functions and settings of the sandbox that it is
     /// from, which may be replaced. Streams are empty, but for an [`Input::bytes`](crate::Input::bytes), which is read on. Memory
     /// and processor cannot change.

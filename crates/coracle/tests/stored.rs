@@ -4,9 +4,11 @@
 use std::time::Duration;
 
 use coracle::store::{Compression, Content as PageBytes, Pages};
-use coracle::{Builder, Content, CpuTemplate, Error, ErrorKind, Image, Kvm, MapMode, Sandbox, Snapshot, Status, Store};
+use coracle::{
+    Builder, Content, CpuTemplate, Error, ErrorKind, Image, Kvm, MapMode, Output, Sandbox, Snapshot, Status, Store,
+};
 use coracle_abi::map;
-use coracle_artifacts::{BORROWER, ECHO, ECHO_NOSTD, KEEPER, RustGuest};
+use coracle_artifacts::{BORROWER, ECHO, ECHO_NOSTD, KEEPER, RustGuest, STD_PROGRAM};
 use coracle_testing::{kvm_or_skip, within};
 use serde_json::{Value, json};
 
@@ -356,6 +358,36 @@ fn no_page_that_was_changed_gives_a_guest_more() {
         // A guest that does not wait in the doorbell's page would have the registers of the machine's last guest.
         edit(place, |document| document["registers"]["rip"] = json!(map::DOORBELL_RETURN + 2));
         assert!(load_edited(place).unwrap_err().to_string().contains("doorbell"));
+    });
+}
+
+#[test]
+fn a_program_is_frozen_before_it_starts_and_run_from_there() {
+    test(|place| {
+        let image = Image::from_path(STD_PROGRAM.path()).unwrap();
+        let frozen = Sandbox::builder(&image).args(["args", "one", "two"]).env([("NAME", "value")]).freeze().unwrap();
+        frozen.save(place.store(), "program").unwrap();
+        let loaded = Snapshot::load(&place.again(), "program").unwrap();
+        let direct = {
+            let (stdout, captured) = Output::capture(10_000);
+            let builder = Sandbox::builder(&image).args(["args", "one", "two"]).env([("NAME", "value")]);
+            assert_eq!(builder.stdout(stdout).run().unwrap().code, 0);
+            captured.text()
+        };
+        assert!(direct.contains("two"), "{direct}");
+        for snapshot in [&frozen, &loaded, &frozen] {
+            let (stdout, captured) = Output::capture(10_000);
+            assert_eq!(snapshot.builder().stdout(stdout).run().unwrap().code, 0);
+            assert_eq!(captured.text(), direct);
+        }
+        let kind = |result: Result<Sandbox, Error>| result.unwrap_err().kind();
+        assert_eq!(kind(loaded.builder().build()), ErrorKind::Config);
+        assert_eq!(loaded.builder().args(["other"]).run().unwrap_err().kind(), ErrorKind::Config);
+        let mut guest = builder(ECHO).build().unwrap();
+        assert_eq!(guest.restore(&frozen).unwrap_err().kind(), ErrorKind::Config);
+        assert_eq!(guest.call::<String>("echo", "x").unwrap(), "x");
+        let error = guest.snapshot().unwrap().builder().run().unwrap_err();
+        assert!(error.to_string().contains("functions"), "{error}");
     });
 }
 

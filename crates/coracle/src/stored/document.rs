@@ -30,8 +30,9 @@ pub(crate) struct Document {
     pub(crate) registers: Registers,
     pub(crate) space: SavedSpace,
     pub(crate) linux: SavedLinux,
-    /// Address and bytes of the inbound, outbound and log buffers.
-    pub(crate) transport: [[u64; 2]; 3],
+    /// Address and bytes of the inbound, outbound and log buffers. A program that was not started has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) transport: Option<[[u64; 2]; 3]>,
     /// Address and bytes.
     pub(crate) stack: [u64; 2],
     /// What `AT_RANDOM` points to.

@@ -139,7 +139,9 @@ impl Loader<'_> {
             .iter()
             .map(|page| ControlPlace { address: page.address, rights: page.rights, level: page.level })
             .collect();
-        places.push(ControlPlace { address: map::BOOT_PAGE, rights: Rights::R, level: Level::User });
+        if document.transport.is_some() {
+            places.push(ControlPlace { address: map::BOOT_PAGE, rights: Rights::R, level: Level::User });
+        }
         let limit = PageBytes::round_up(config.memory_bytes).unwrap_or_default().pages();
         let space =
             document.space.check(limit, lent, &places, |frame| content_of(&pages, frame)).map_err(
@@ -156,14 +158,18 @@ impl Loader<'_> {
             let span = Span::new(start, bytes).filter(|span| span.bytes() == bytes);
             span.ok_or_else(|| damaged("a buffer of its transport area lies nowhere"))
         };
-        let [inbound, outbound, log] = document.transport;
-        let spans = [place(inbound)?, place(outbound)?, place(log)?];
-        let transport = Transport::at(spans, |span| {
+        let find = |span| {
             if !space.is_host_buffer(span) {
                 return Err(damaged("its transport area is not the host's own"));
             }
             contiguous(&space, &pages, span)
-        })?;
+        };
+        let transport = match document.transport {
+            Some([inbound, outbound, log]) => {
+                Some(Transport::at([place(inbound)?, place(outbound)?, place(log)?], find)?)
+            }
+            None => None,
+        };
         let (functions, interface) = interface(&document)?;
         let origin = origin(document.program, self.image)?;
         let linux = document.linux.check().map_err(damaged)?;
@@ -266,7 +272,10 @@ impl State {
             registers: self.registers,
             space: self.space.saved(),
             linux: self.linux.saved(),
-            transport: self.transport.spans().map(|span| [span.start(), span.bytes()]),
+            transport: self
+                .transport
+                .as_ref()
+                .map(|transport| transport.spans().map(|span| [span.start(), span.bytes()])),
             stack: [self.stack.start(), self.stack.bytes()],
             random: Random { address: self.random.address, bytes: self.random.bytes },
             mappings,
