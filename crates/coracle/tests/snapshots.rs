@@ -315,6 +315,32 @@ fn a_steady_restore_makes_no_hypervisor_call() {
 }
 
 #[test]
+fn a_restore_copies_the_pages_that_are_written() {
+    patiently(|| {
+        if kvm_or_skip().is_none() {
+            return;
+        }
+        // What the runtime writes at each call is on the list, too.
+        const RUNTIME: u64 = 24;
+        for pages in [1, 10, 100, 1000_u32] {
+            let mut sandbox = builder(KEEPER).build().unwrap();
+            sandbox.call::<()>("dirty", (pages, 1_u32)).unwrap();
+            let snapshot = sandbox.snapshot().unwrap();
+            let mut spawned = Sandbox::from_snapshot(&snapshot).unwrap();
+            for _ in 0..5 {
+                spawned.call::<()>("dirty", (pages, 1_u32)).unwrap();
+                spawned.restore(&snapshot).unwrap();
+                let hot = spawned.stats().hot_pages;
+                assert!(
+                    (u64::from(pages)..=u64::from(pages) + RUNTIME).contains(&hot),
+                    "{pages} written, {hot} copied"
+                );
+            }
+        }
+    });
+}
+
+#[test]
 fn a_snapshot_costs_what_differs() {
     patiently(|| {
         if kvm_or_skip().is_none() {
