@@ -7,22 +7,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use coracle::{Sandbox, shells};
-use coracle_bench::{raw, workload};
+use coracle_bench::{raw, time_without_drop, workload};
 use criterion::{Bencher, Criterion, criterion_group, criterion_main};
 
 /// Times `make` without the drop of what it made.
 fn without_drop<T>(bencher: &mut Bencher<'_>, mut make: impl FnMut() -> T) {
-    bencher.iter_custom(|iterations| {
-        let mut total = Duration::ZERO;
-        for _ in 0..iterations {
-            let start = Instant::now();
-            let made = black_box(make());
-            total += start.elapsed();
-            drop(made);
-            shells::clear(); // Dropping goes on in another thread, and must not be in the way of what is timed next.
-        }
-        total
-    });
+    bencher.iter_custom(|iterations| time_without_drop(iterations, &mut make));
 }
 
 fn raw_kvm(c: &mut Criterion) {

@@ -6,22 +6,13 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use coracle::{Sandbox, Snapshot, shells};
+use coracle_bench::time_without_drop;
 use coracle_bench::workload::{self, Stored};
 use criterion::{Bencher, Criterion, criterion_group, criterion_main};
 
 /// Times `make` without the drop of what it made.
 fn without_drop<T>(bencher: &mut Bencher<'_>, mut make: impl FnMut() -> T) {
-    bencher.iter_custom(|iterations| {
-        let mut total = Duration::ZERO;
-        for _ in 0..iterations {
-            let start = Instant::now();
-            let made = black_box(make());
-            total += start.elapsed();
-            drop(made);
-            shells::clear();
-        }
-        total
-    });
+    bencher.iter_custom(|iterations| time_without_drop(iterations, &mut make));
 }
 
 fn first_call(mut sandbox: Sandbox) -> Sandbox {

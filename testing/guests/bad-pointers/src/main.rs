@@ -1,21 +1,9 @@
 //! Can a system call with a bad pointer hurt the host? Every call that takes one, with every kind of bad pointer and
 //! length. Each must be answered; then the guest must still be whole.
 
-use std::arch::asm;
-
 fn system_call(number: u64, arguments: [u64; 6]) -> i64 {
-    let [a, b, c, d, e, f] = arguments;
-    let result;
     // SAFETY: what the kernel may write to is either nothing (a bad pointer) or the scratch page, which nobody reads.
-    unsafe {
-        asm!(
-            "syscall",
-            inout("rax") number => result,
-            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
-            out("rcx") _, out("r11") _,
-        )
-    };
-    result
+    unsafe { raw_call::system_call(number, arguments) }
 }
 
 /// Number, and which arguments are pointers.

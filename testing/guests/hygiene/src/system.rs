@@ -1,7 +1,5 @@
 //! Raw system calls, so that nothing of the C library's is in the way.
 
-use std::arch::asm;
-
 pub(crate) const PAGE: u64 = 4096;
 
 const MMAP: u64 = 9;
@@ -27,18 +25,8 @@ const MAP_FIXED_NOREPLACE: u64 = 0x10_0000;
 const READ_WRITE: u64 = 3;
 
 fn call(number: u64, arguments: [u64; 6]) -> i64 {
-    let [a, b, c, d, e, f] = arguments;
-    let result;
     // SAFETY: the callers below only change mappings that nobody else uses, and give pointers to what they own.
-    unsafe {
-        asm!(
-            "syscall",
-            inout("rax") number => result,
-            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
-            out("rcx") _, out("r11") _,
-        )
-    };
-    result
+    unsafe { raw_call::system_call(number, arguments) }
 }
 
 /// Fresh memory. `None` if there is not so much.

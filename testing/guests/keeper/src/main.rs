@@ -86,20 +86,9 @@ fn spin() {
     }
 }
 
-/// Raw, so that nothing of the C library's is in the way.
 fn system_call(number: u64, arguments: [u64; 6]) -> i64 {
-    let [a, b, c, d, e, f] = arguments;
-    let result;
     // SAFETY: the callers below only change mappings that nobody else uses.
-    unsafe {
-        asm!(
-            "syscall",
-            inout("rax") number => result,
-            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
-            out("rcx") _, out("r11") _,
-        )
-    };
-    result
+    unsafe { raw_call::system_call(number, arguments) }
 }
 
 /// Maps pages and fills them.
