@@ -72,6 +72,12 @@ impl Drop for Deadline {
     }
 }
 
+/// Starts the thread, for callers that cannot later.
+pub(crate) fn prepare() {
+    let watchdog = Watchdog::get();
+    watchdog.start(&mut watchdog.lock());
+}
+
 struct Entry {
     at: Instant,
     kick: Arc<dyn Kick>,
@@ -105,17 +111,21 @@ impl Watchdog {
 
     fn add(&'static self, entry: Entry) -> u64 {
         let mut entries = self.lock();
-        if !entries.started {
-            let thread = std::thread::Builder::new().name("coracle-deadline".into());
-            // Without the thread a deadline is still kept at the next exit; the next call tries again.
-            entries.started = thread.spawn(|| self.watch()).is_ok();
-        }
+        self.start(&mut entries);
         entries.next += 1;
         let id = entries.next;
         entries.running.insert(id, entry);
         drop(entries);
         self.changed.notify_one();
         id
+    }
+
+    fn start(&'static self, entries: &mut Entries) {
+        if !entries.started {
+            let thread = std::thread::Builder::new().name("coracle-deadline".into());
+            // Without the thread a deadline is still kept at the next exit; the next call tries again.
+            entries.started = thread.spawn(|| self.watch()).is_ok();
+        }
     }
 
     fn remove(&self, id: u64) {

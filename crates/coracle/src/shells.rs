@@ -160,6 +160,11 @@ enum Work {
     Tell(mpsc::Sender<()>),
 }
 
+/// Starts the thread, for callers that cannot later.
+pub(crate) fn prepare() {
+    cleaner();
+}
+
 /// The way to the thread; `None` if the host gave none.
 fn cleaner() -> Option<&'static SyncSender<Work>> {
     static CLEANER: OnceLock<Option<SyncSender<Work>>> = OnceLock::new();
