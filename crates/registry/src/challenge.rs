@@ -86,7 +86,10 @@ mod tests {
     #[test]
     fn the_login_that_is_wanted_is_found() {
         for (headers, want) in [
-            (&[r#"Bearer realm="https://a/t",service="s, \"q\"",scope="x""#][..], bearer("https://a/t", Some("s, \"q\""))),
+            (
+                &[r#"Bearer realm="https://a/t",service="s, \"q\"",scope="x""#][..],
+                bearer("https://a/t", Some("s, \"q\"")),
+            ),
             (&["bearer realm=https://a/t"], bearer("https://a/t", None)),
             (&["Basic realm=\"x\""], Some(Challenge::Basic)),
             (&["Basic realm=\"x\", Bearer realm=\"y\""], bearer("y", None)),

@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
@@ -57,7 +57,10 @@ impl fmt::Debug for Credentials {
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Login {
     None,
-    Password { user: String, password: String },
+    Password {
+        user: String,
+        password: String,
+    },
     /// Is exchanged for tokens.
     Identity(String),
 }
@@ -181,9 +184,16 @@ fn ask(helper: &str, registry: &str, timeout: Duration) -> Result<Login, String>
     }
     let program = format!("docker-credential-{helper}");
     let server = if registry == "index.docker.io" { "https://index.docker.io/v1/" } else { registry };
-    let failed = |what: &str, error: std::io::Error| format!("it names {program}, which {what}: {error}");
-    let piped = (Stdio::piped(), Stdio::piped(), Stdio::null());
-    let child = Command::new(&program).arg("get").stdin(piped.0).stdout(piped.1).stderr(piped.2).spawn();
+    let mut command = Command::new(&program);
+    command.arg("get");
+    converse(command, server, timeout).map_err(|why| format!("it names {program}, which {why}"))
+}
+
+/// Runs a credential helper, with the server's name as its input.
+fn converse(mut command: Command, server: &str, timeout: Duration) -> Result<Login, String> {
+    let start = Instant::now();
+    let failed = |what: &str, error: std::io::Error| format!("{what}: {error}");
+    let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
     let mut child = child.map_err(|error| failed("cannot be started", error))?;
     if let Some(mut input) = child.stdin.take() {
         // One that does not read its input says why not.
@@ -198,25 +208,37 @@ fn ask(helper: &str, registry: &str, timeout: Duration) -> Result<Login, String>
         let _ = send.send(read.map(|_| bytes));
     });
     let answer = answer.recv_timeout(timeout);
-    if !matches!(&answer, Ok(Ok(bytes)) if bytes.len() as u64 <= ANSWER_MAX) {
+    let status = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break Some(status),
+            Ok(None) if answer.is_ok() && start.elapsed() < timeout => std::thread::sleep(Duration::from_millis(5)),
+            _ => break None,
+        }
+    };
+    let Some(status) = status else {
         let _ = child.kill();
-    }
-    let status = child.wait().map_err(|error| failed("cannot be waited for", error))?;
+        let _ = child.wait();
+        return Err(format!("did not finish in {} s", timeout.as_secs()));
+    };
     let bytes = match answer {
         Ok(read) => read.map_err(|error| failed("cannot be read from", error))?,
-        Err(_) => return Err(format!("it names {program}, which did not answer in {} s", timeout.as_secs())),
+        Err(_) => return Err(format!("left its output open for {} s", timeout.as_secs())),
     };
     if !status.success() {
         let text = String::from_utf8_lossy(&bytes);
         if text.trim() == "credentials not found in native keychain" {
             return Ok(Login::None);
         }
-        return Err(format!("it names {program}, which failed: {}", shown(&text)));
+        return Err(format!("failed: {}", shown(&text)));
     }
     let Ok(Answer { username, secret }) = serde_json::from_slice(&bytes) else {
-        return Err(format!("it names {program}, whose answer is no login"));
+        return Err("gave an answer that is no login".into());
     };
-    Ok(if username == "<token>" { Login::Identity(secret) } else { Login::Password { user: username, password: secret } })
+    Ok(if username == "<token>" {
+        Login::Identity(secret)
+    } else {
+        Login::Password { user: username, password: secret }
+    })
 }
 
 #[cfg(test)]
@@ -271,6 +293,20 @@ mod tests {
         }
         let text = r#"{"credsStore": "no-such-helper-anywhere"}"#;
         assert!(find(text, "a.example").err().unwrap().contains("cannot be started"));
+    }
+
+    #[test]
+    fn helpers_are_not_waited_for_for_ever() {
+        let run = |script: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]);
+            converse(command, "a.example", Duration::from_millis(300)).err()
+        };
+        // Silent; done talking but still there; and one that left somebody behind who holds the pipe.
+        assert!(run("exec sleep 20").unwrap().contains("did not finish"));
+        assert!(run("exec >&-; exec sleep 20").unwrap().contains("did not finish"));
+        assert!(run("sleep 2 & exit 0").unwrap().contains("left its output open"));
+        assert!(run("yes").unwrap().contains("failed"));
     }
 
     #[test]

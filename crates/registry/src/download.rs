@@ -48,13 +48,17 @@ impl<'a> Download<'a> {
             let Some(bytes) = self.session.wait(self.response.chunk(), self.deadline, &what)? else {
                 if self.received < *size {
                     let received = self.received;
-                    return answer(format!("the registry sent {received} bytes of {digest}, whose manifest says {size}"));
+                    return answer(format!(
+                        "the registry sent {received} bytes of {digest}, whose manifest says {size}"
+                    ));
                 }
                 break;
             };
             self.received = self.received.saturating_add(bytes.len() as u64);
             if self.received > *size {
-                return answer(format!("the registry sends more bytes of {digest} than the {size} that its manifest says"));
+                return answer(format!(
+                    "the registry sends more bytes of {digest} than the {size} that its manifest says"
+                ));
             }
             self.rest = bytes;
             (self.report)(self.received);

@@ -143,7 +143,10 @@ impl Builder {
 }
 
 fn bad_certificate() -> Error {
-    Error::new(ErrorKind::Input, "a root certificate is not one, in PEM: give a file that has -----BEGIN CERTIFICATE-----")
+    Error::new(
+        ErrorKind::Input,
+        "a root certificate is not one, in PEM: give a file that has -----BEGIN CERTIFICATE-----",
+    )
 }
 
 /// TLS, trusting whom the system trusts and these.

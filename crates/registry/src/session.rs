@@ -77,16 +77,7 @@ impl<'r> Session<'r> {
         // As everybody does: a proxy does not know this machine's own address.
         let http = if is_loopback(&base) { http.no_proxy() } else { http };
         let http = http.build().map_err(|error| bad("cannot set up HTTP").with(error))?;
-        Ok(Self {
-            registry,
-            reference,
-            access,
-            runtime: Some(runtime),
-            http,
-            base,
-            login: None,
-            authorization: None,
-        })
+        Ok(Self { registry, reference, access, runtime: Some(runtime), http, base, login: None, authorization: None })
     }
 
     /// The manifest's bytes. If the reference has a digest, they have it.
@@ -99,7 +90,8 @@ impl<'r> Session<'r> {
         let url = self.url(&format!("manifests/{name}"))?;
         let response = self.send(Method::GET, &url, &what, &|request| Ok(request.header(ACCEPT, MANIFEST_TYPE)))?;
         let response = self.expect(response, &[StatusCode::OK], &what)?;
-        let media_type = response.headers().get(CONTENT_TYPE).map_or("", |value| value.to_str().unwrap_or("unreadable"));
+        let media_type =
+            response.headers().get(CONTENT_TYPE).map_or("", |value| value.to_str().unwrap_or("unreadable"));
         let media_type = media_type.split(';').next().unwrap_or_default().trim();
         if !media_type.eq_ignore_ascii_case(MANIFEST_TYPE) {
             let media_type = shown(media_type);
@@ -196,7 +188,9 @@ impl<'r> Session<'r> {
         let location = response.headers().get(LOCATION).and_then(|value| value.to_str().ok());
         let url = location.and_then(|location| response.url().join(location).ok());
         let url = url.filter(|url| is_allowed(self.base.scheme(), url));
-        url.ok_or_else(|| Error::new(ErrorKind::Answer, "the registry does not say where to send a blob, or not safely"))
+        url.ok_or_else(|| {
+            Error::new(ErrorKind::Answer, "the registry does not say where to send a blob, or not safely")
+        })
     }
 
     fn send(
@@ -276,9 +270,13 @@ impl<'r> Session<'r> {
         let host = self.reference.registry();
         let mut url = Url::parse(realm).ok().filter(|url| is_allowed(self.base.scheme(), url)).ok_or_else(|| {
             let realm = shown(realm);
-            Error::new(ErrorKind::Answer, format!("{host} says that tokens are at \"{realm}\", which is not safe to ask"))
+            Error::new(
+                ErrorKind::Answer,
+                format!("{host} says that tokens are at \"{realm}\", which is not safe to ask"),
+            )
         })?;
-        let what = format!("get a token for {} from {}", self.reference.repository(), url.host_str().unwrap_or("nowhere"));
+        let what =
+            format!("get a token for {} from {}", self.reference.repository(), url.host_str().unwrap_or("nowhere"));
         let actions = if self.access == Access::Push { "pull,push" } else { "pull" };
         let scope = format!("repository:{}:{actions}", self.reference.repository());
         let mut query = vec![("scope", scope.as_str())];
@@ -495,4 +493,32 @@ fn network(error: reqwest::Error, what: &str) -> Error {
         (ErrorKind::Network, "the connection broke, or what came is no HTTP; try again")
     };
     Error::new(kind, format!("cannot {what}: {why}")).with(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_leads_from_tls_to_none() {
+        let allowed = |scheme, url: &str| is_allowed(scheme, &Url::parse(url).unwrap());
+        assert!(allowed("https", "https://b.example/x"));
+        assert!(allowed("http", "http://b.example/x") && allowed("http", "https://b.example/x"));
+        for url in ["http://a.example/x", "file:///etc/passwd", "data:,x"] {
+            assert!(!allowed("https", url), "{url}");
+        }
+    }
+
+    #[test]
+    fn this_machine_is_not_asked_through_a_proxy() {
+        for (url, want) in [
+            ("http://127.0.0.1:5000/", true),
+            ("http://localhost/", true),
+            ("http://[::1]:5000/", true),
+            ("http://127.0.0.1.example.com/", false),
+            ("http://10.0.0.1/", false),
+        ] {
+            assert_eq!(is_loopback(&Url::parse(url).unwrap()), want, "{url}");
+        }
+    }
 }

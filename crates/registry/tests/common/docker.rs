@@ -39,20 +39,23 @@ impl DockerRegistry {
             }
         }
         // Somebody else may take the port between our finding it and the registry's using it.
+        let mut said = String::new();
         for _ in 0..5 {
-            if let Some(registry) = Self::start(wants) {
-                return Some(registry);
+            match Self::start(wants) {
+                Ok(registry) => return Some(registry),
+                Err(why) => said = why,
             }
         }
-        panic!("docker-registry is installed and does not start");
+        panic!("docker-registry is installed and does not start: {said}");
     }
 
-    fn start(wants: Wants<'_>) -> Option<Self> {
+    /// Or what it says of why it does not start.
+    fn start(wants: Wants<'_>) -> Result<Self, String> {
         let directory = directory();
         let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let path = |name: &str| directory.path().join(name);
         let mut config = format!(
-            "version: 0.1\nlog:\n  level: fatal\n  accesslog:\n    disabled: true\nstorage:\n  filesystem:\n    \
+            "version: 0.1\nlog:\n  level: error\n  accesslog:\n    disabled: true\nstorage:\n  filesystem:\n    \
              rootdirectory: {}\nhttp:\n  addr: {address}\n",
             path("storage").display()
         );
@@ -72,21 +75,21 @@ impl DockerRegistry {
             .arg(path("config.yml"))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(Stdio::null())
+            .stderr(fs::File::create(path("errors")).unwrap())
             .spawn()
             .unwrap();
         let mut registry = Self { child, directory, address };
         let start = Instant::now();
         while start.elapsed() < STARTING {
             if registry.child.try_wait().unwrap().is_some() {
-                return None;
+                break;
             }
             if TcpStream::connect(address).is_ok() {
-                return Some(registry);
+                return Ok(registry);
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        None
+        Err(fs::read_to_string(registry.directory.path().join("errors")).unwrap())
     }
 
     /// Bytes of all blobs that it stores.
