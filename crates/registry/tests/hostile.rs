@@ -463,6 +463,38 @@ fn a_login_goes_to_nobody_else() {
 }
 
 #[test]
+fn an_upload_elsewhere_gets_no_login() {
+    patiently(|| {
+        let from = snapshots();
+        let storage = Server::start(|_, stream| answer(stream, "201 Created", &[], b""));
+        let elsewhere = format!("http://{}/upload?signature=x", storage.address);
+        let server = Server::start(move |request, stream| match request.line.split(' ').next() {
+            _ if request.header("authorization").is_none() => {
+                answer(stream, "401 Unauthorized", &[("WWW-Authenticate", "Basic realm=\"x\"")], b"");
+            }
+            Some("HEAD") => head(stream, "404 Not Found", &[]),
+            Some("POST") => answer(stream, "202 Accepted", &[("Location", &elsewhere)], b""),
+            _ => answer(stream, "201 Created", &[], b""),
+        });
+        let credentials = Credentials::Password { user: "ali".into(), password: "open sesame".into() };
+        let client = impatient().credentials(credentials).build().unwrap();
+        client.push(&from.store, "child", &there(&server), |_| {}).unwrap();
+        let (_, manifest, parsed) = from.store.manifest("child").unwrap();
+        let uploads = storage.asked();
+        assert_eq!(uploads.len(), 3);
+        for (asked, blob) in uploads.iter().zip(parsed.layers().iter().chain([parsed.config()])) {
+            assert_eq!(asked.header("authorization"), None);
+            assert_eq!(coracle_snapshot::Digest::of(&asked.body), blob.digest);
+            assert!(asked.line.starts_with("PUT /upload?signature=x&digest=sha256%3A"), "{}", asked.line);
+        }
+        // The manifest comes last, as it is.
+        let asked = server.asked();
+        let last = asked.last().unwrap();
+        assert_eq!((last.line.as_str(), &last.body), ("PUT /v2/team/app/manifests/v1", &manifest));
+    });
+}
+
+#[test]
 fn what_a_registry_does_to_a_push_is_told() {
     patiently(|| {
         let from = snapshots();

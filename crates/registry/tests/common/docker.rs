@@ -60,6 +60,7 @@ impl DockerRegistry {
             path("storage").display()
         );
         if wants.tls {
+            // Made with openssl, for 127.0.0.1 and until 2126. The authority's own key was thrown away.
             let tls = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tls");
             let (certificate, key) = (tls.join("server.pem"), tls.join("server.key"));
             config += &format!("  tls:\n    certificate: {}\n    key: {}\n", certificate.display(), key.display());
