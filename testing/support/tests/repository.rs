@@ -47,6 +47,7 @@ fn crates_know_only_those_below_them() {
         ("virtq", &[]),
         ("vm", &["coracle-abi"]),
         ("snapshot", &[]),
+        ("registry", &["coracle-snapshot"]),
         ("coracle", &["coracle-abi", "coracle-snapshot", "coracle-vm"]),
         ("guest-macros", &[]),
         ("guest", &["coracle-abi", "coracle-guest-macros"]),
