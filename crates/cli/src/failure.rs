@@ -7,7 +7,7 @@ use std::error::Error as StdError;
 use std::io;
 
 use coracle::image::{Fault, ImageError};
-use coracle::{Cause, CrashReport, Error, ErrorKind};
+use coracle::{Cause, CrashReport, Error, ErrorKind, store};
 use serde_json::{Value, json};
 
 use crate::output;
@@ -19,9 +19,9 @@ pub(crate) const RETURNED: u8 = 1;
 pub(crate) const TIMED_OUT: u8 = 124;
 /// The command itself failed.
 pub(crate) const OWN_ERROR: u8 = 125;
-/// The file cannot run here.
+/// The file, or the snapshot, cannot run here.
 pub(crate) const NOT_A_PROGRAM: u8 = 126;
-/// There is no such file.
+/// There is no such file, store or snapshot.
 pub(crate) const NOT_FOUND: u8 = 127;
 /// Added to a signal's number, as shells do.
 const SIGNALLED: i32 = 128;
@@ -58,11 +58,25 @@ impl Failure {
         self
     }
 
+    /// An error's source, unless it is the same sentence again.
     fn because_of_source(self, error: &dyn StdError) -> Self {
         match error.source() {
+            Some(source) if source.to_string() == error.to_string() => self.because_of_source(source),
             Some(source) => self.because(source),
             None => self,
         }
+    }
+
+    /// Says first what was being done.
+    pub(crate) fn during(mut self, what: &str) -> Self {
+        self.text = format!("{}: {}", escape(what), self.text);
+        self
+    }
+
+    /// Names a flag of the command where the library names a function.
+    pub(crate) fn with_hint(mut self, function: &str, flag: &str) -> Self {
+        self.text = self.text.replace(function, flag);
+        self
     }
 
     /// Prints it on standard error. Returns the exit code.
@@ -87,6 +101,8 @@ impl From<Error> for Failure {
             ErrorKind::GuestReturned => RETURNED,
             ErrorKind::TimedOut => TIMED_OUT,
             ErrorKind::Image => NOT_A_PROGRAM,
+            // Where it is not the store's own error, a snapshot's document is at fault, or this processor.
+            ErrorKind::Store => error.source().and_then(|it| it.downcast_ref()).map_or(NOT_A_PROGRAM, store_code),
             ErrorKind::GuestStopped => error.crash().map_or(OWN_ERROR, |report| signal_code(&report.cause)),
             _ => OWN_ERROR,
         };
@@ -95,6 +111,20 @@ impl From<Error> for Failure {
             None => Self::new(code, &error.to_string()),
         };
         failure.because_of_source(&error)
+    }
+}
+
+impl From<store::Error> for Failure {
+    fn from(error: store::Error) -> Self {
+        Self::new(store_code(&error), &error.to_string()).because_of_source(&error)
+    }
+}
+
+fn store_code(error: &store::Error) -> u8 {
+    match error {
+        store::Error::NotAStore { .. } | store::Error::NotFound { .. } => NOT_FOUND,
+        store::Error::Damaged { .. } | store::Error::Version { .. } | store::Error::Changed { .. } => NOT_A_PROGRAM,
+        _ => OWN_ERROR,
     }
 }
 

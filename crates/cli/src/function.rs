@@ -1,33 +1,102 @@
-//! A guest's functions as its image describes them, and the JSON that people give for their parameters.
+//! A guest's functions as its image or snapshot describes them, and the JSON that people give for their parameters.
 
 use coracle::dynamic::{Signature, Type};
 use coracle::{FunctionInfo, Interface};
-use serde_json::Value;
+use coracle_abi::note::FunctionNote;
+use serde_json::{Value, json};
 
 use crate::failure::Failure;
+use crate::text::escape;
 
-/// Finds one of the functions by its name.
-pub(crate) fn find<'i>(functions: &'i [FunctionInfo], name: &str) -> Option<&'i FunctionInfo> {
-    functions.iter().find(|function| function.name == name)
+/// What a guest offers and needs. Nothing of it was checked but where a name ends.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Functions {
+    pub(crate) offered: Vec<Described>,
+    /// Of the host.
+    pub(crate) needed: Vec<Described>,
 }
 
-/// The function that is to be called.
-pub(crate) fn exported(interface: &Interface, name: &str) -> Result<Signature, Failure> {
-    match find(&interface.functions, name) {
-        Some(info) => Ok(info.typed()?),
-        None => {
-            let what = format!("the guest has no function '{name}'");
-            Err(Failure::own(format!("{what}; it has {}", names(&interface.functions))))
+/// A function in the words of an image or a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Described {
+    pub(crate) name: String,
+    pub(crate) signature: String,
+    /// Names, joined by commas.
+    parameters: String,
+}
+
+impl Described {
+    pub(crate) fn new(signature: &str, parameters: &str) -> Self {
+        let name = signature.split('(').next().unwrap_or_default().to_owned();
+        Self { name, signature: signature.to_owned(), parameters: parameters.to_owned() }
+    }
+
+    /// Its signature, taken apart and checked.
+    pub(crate) fn typed(&self) -> Result<Signature, Failure> {
+        let desc = format!("{}\0{}", self.signature, self.parameters);
+        let damaged = || Failure::file(format!("what is said of function '{}' is damaged", self.name));
+        let note = FunctionNote::parse(desc.as_bytes()).map_err(|error| damaged().because(&error))?;
+        Signature::from_note(&note).map_err(|error| damaged().because(&error))
+    }
+}
+
+impl From<&Interface> for Functions {
+    fn from(interface: &Interface) -> Self {
+        let described = |infos: &[FunctionInfo]| {
+            infos.iter().map(|info| Described::new(&info.signature, &info.parameters)).collect()
+        };
+        Self { offered: described(&interface.functions), needed: described(&interface.host_functions) }
+    }
+}
+
+impl Functions {
+    /// The function that is to be called.
+    pub(crate) fn exported(&self, name: &str) -> Result<Signature, Failure> {
+        match find(&self.offered, name) {
+            Some(function) => function.typed(),
+            None => {
+                let what = format!("the guest has no function '{name}'");
+                Err(Failure::own(format!("{what}; it has {}", names(&self.offered))))
+            }
         }
     }
 }
 
+/// Finds one of the functions by its name.
+pub(crate) fn find<'f>(functions: &'f [Described], name: &str) -> Option<&'f Described> {
+    functions.iter().find(|function| function.name == name)
+}
+
 /// Names for a sentence.
-pub(crate) fn names(functions: &[FunctionInfo]) -> String {
+pub(crate) fn names(functions: &[Described]) -> String {
     match functions {
         [] => "none at all".to_owned(),
         functions => functions.iter().map(|function| function.name.as_str()).collect::<Vec<_>>().join(", "),
     }
+}
+
+/// Functions under a title, one in a line.
+pub(crate) fn section<'s>(title: &str, signatures: impl IntoIterator<Item = &'s Signature>) -> String {
+    let mut lines = String::new();
+    for signature in signatures {
+        lines += &format!("  {}\n", escape(&signature.to_string()));
+    }
+    format!("\n{title}\n{}", if lines.is_empty() { "  none\n" } else { &lines })
+}
+
+/// A function for programs: the text of its signature, and its parts.
+pub(crate) fn describe(text: &str, signature: &Signature) -> Value {
+    let parameters: Vec<Value> = signature
+        .parameters
+        .iter()
+        .map(|parameter| json!({ "name": parameter.name, "type": parameter.ty.to_string() }))
+        .collect();
+    json!({
+        "name": signature.name,
+        "signature": text,
+        "parameters": parameters,
+        "result": signature.result.to_string(),
+    })
 }
 
 /// Encodes one text for each parameter.
@@ -53,6 +122,13 @@ pub(crate) fn arguments(signature: &Signature, texts: &[String]) -> Result<Vec<u
         .map_err(|error| Failure::own(format!("the arguments do not fit {signature}")).because(&error))
 }
 
+/// A result as JSON.
+pub(crate) fn result(signature: &Signature, bytes: &[u8]) -> Result<Value, Failure> {
+    signature.result.decode_json(bytes).map_err(|error| {
+        Failure::file(format!("the guest's result is not what its signature says: {signature}")).because(&error)
+    })
+}
+
 /// The JSON value that a text stands for. Where a string is wanted, what is no JSON string is the string itself, since
 /// nothing else could be meant.
 pub(crate) fn value(ty: &Type, text: &str) -> Result<Value, serde_json::Error> {
@@ -67,12 +143,11 @@ pub(crate) fn value(ty: &Type, text: &str) -> Result<Value, serde_json::Error> {
 mod tests {
     use super::*;
     use coracle::fake::FakeGuest;
-    use serde_json::json;
 
     fn concat() -> Signature {
         let guest = FakeGuest::new()
             .function("concat", |(text, times): (String, u32)| Ok::<_, String>(text.repeat(times as usize)));
-        exported(&Interface::of(&guest.image()).unwrap().unwrap(), "concat").unwrap()
+        Functions::from(&Interface::of(&guest.image()).unwrap().unwrap()).exported("concat").unwrap()
     }
 
     #[test]
@@ -96,7 +171,14 @@ mod tests {
 
     #[test]
     fn a_function_that_is_not_there_is_an_error() {
-        let interface = Interface::of(&FakeGuest::new().image()).unwrap().unwrap();
-        assert!(exported(&interface, "concat").is_err());
+        assert!(Functions::default().exported("concat").is_err());
+    }
+
+    #[test]
+    fn what_a_snapshot_says_is_checked_when_it_is_used() {
+        assert_eq!(Described::new("f(u8) -> u8", "n").typed().unwrap().to_string(), "f(n: u8) -> u8");
+        for signature in ["", "f", "f(", "f(u8)", "f(nothing) -> u8", "f\u{1b}(u8) -> u8"] {
+            assert!(Described::new(signature, "").typed().is_err(), "{signature:?}");
+        }
     }
 }

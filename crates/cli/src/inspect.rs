@@ -11,6 +11,7 @@ use coracle_abi::{ABI_VERSION, PAGE_BYTES, map};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
+use crate::function::{describe, section};
 use crate::output;
 use crate::text::{escape, escape_json, size, table};
 
@@ -215,32 +216,8 @@ impl Report {
     }
 }
 
-fn section(title: &str, functions: &[Signature]) -> String {
-    let mut out = format!("\n{title}\n");
-    for signature in functions {
-        out += &format!("  {}\n", escape(&signature.to_string()));
-    }
-    if functions.is_empty() {
-        out += "  none\n";
-    }
-    out
-}
-
 fn functions_json(infos: &[FunctionInfo], signatures: &[Signature]) -> Value {
-    let function = |(info, signature): (&FunctionInfo, &Signature)| {
-        let parameters: Vec<Value> = signature
-            .parameters
-            .iter()
-            .map(|parameter| json!({ "name": parameter.name, "type": parameter.ty.to_string() }))
-            .collect();
-        json!({
-            "name": signature.name,
-            "signature": info.signature,
-            "parameters": parameters,
-            "result": signature.result.to_string(),
-        })
-    };
-    infos.iter().zip(signatures).map(function).collect()
+    infos.iter().zip(signatures).map(|(info, signature)| describe(&info.signature, signature)).collect()
 }
 
 #[cfg(test)]

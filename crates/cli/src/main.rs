@@ -4,8 +4,10 @@
 //! |---|---|
 //! | `run.rs` | `coracle run`: an ordinary program, to its end |
 //! | `call.rs` | `coracle call`: one function of a guest, JSON in and out |
+//! | `snapshot/` | `coracle snapshot`: snapshots in stores, a file for each of its commands |
 //! | `inspect.rs` | `coracle inspect`: what a file is, without running it |
 //! | `doctor.rs` | `coracle doctor`: what this machine can do |
+//! | `guest.rs` | the guest of a command: an image or a snapshot, and what its host answers |
 //! | `settings.rs` | the flags that describe a sandbox |
 //! | `quantity.rs` | sizes and durations as people write them |
 //! | `function.rs` | a guest's functions, and JSON for their parameters |
@@ -14,6 +16,7 @@
 //! | `failure.rs` | errors as text and exit codes |
 //! | `text.rs` | tables, and text of guests that a terminal can bear |
 //! | `output.rs` | standard output and standard error |
+//! | `progress.rs` | shows that long work goes on |
 //!
 //! # Exit codes
 //! Those of `timeout(1)`, `env(1)` and the shells, so that scripts know them already.
@@ -25,8 +28,8 @@
 //! | 1 | `call`: the function returned an error. `doctor`: nothing works here |
 //! | 124 | the timeout passed |
 //! | 125 | `coracle` itself failed: no hypervisor, a wrong flag, arguments that do not fit the function |
-//! | 126 | the file is not a program that can run here |
-//! | 127 | the file was not found |
+//! | 126 | the file is not a program that can run here; the snapshot or its store is damaged, of another version, or for another processor |
+//! | 127 | the file, the store or the snapshot was not found |
 //! | 128 + n | the guest crashed; n is the signal that Linux would have sent: 139 for a bad address, 134 for a panic |
 //!
 //! A program that `run` runs may end with any of these by itself; a message on standard error that starts with
@@ -38,11 +41,14 @@ mod doctor;
 mod doorbell;
 mod failure;
 mod function;
+mod guest;
 mod inspect;
 mod output;
+mod progress;
 mod quantity;
 mod run;
 mod settings;
+mod snapshot;
 mod text;
 mod trace;
 
@@ -59,6 +65,8 @@ Examples:
   echo hello | coracle run ./busybox sha256sum
   coracle inspect ./hello
   coracle call ./hello greet world
+  coracle snapshot save ./hello ./store:hello
+  coracle call --from ./store:hello greet world
 
 Use 'coracle help' for exit codes, 'coracle help COMMAND' for each command.";
 
@@ -69,8 +77,8 @@ Exit codes:
   1        call: the function returned an error; doctor: nothing works here
   124      the timeout passed
   125      coracle itself failed: no hypervisor, a wrong flag, arguments that do not fit
-  126      the file is not a program that can run here
-  127      the file was not found
+  126      the file is not a program, or the snapshot not one, that can be used here
+  127      the file, the store or the snapshot was not found
   128 + n  the guest crashed; n is the signal that Linux would have sent (139: bad address)";
 
 /// Runs untrusted programs in hardware-isolated micro-VMs.
@@ -105,6 +113,7 @@ struct Cli {
 enum Command {
     Run(run::Args),
     Call(call::Args),
+    Snapshot(snapshot::Args),
     Inspect(inspect::Args),
     Doctor(doctor::Args),
 }
@@ -127,6 +136,7 @@ fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Run(args) => run::run(args),
         Command::Call(args) => call::run(args),
+        Command::Snapshot(args) => snapshot::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Doctor(args) => doctor::run(args),
     };

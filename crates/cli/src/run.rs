@@ -9,6 +9,7 @@ use coracle::{Ended, Image, Input, Output, Sandbox};
 use crate::failure::Failure;
 use crate::output;
 use crate::settings::Settings;
+use crate::snapshot::Name;
 use crate::trace::{self, Trace};
 
 /// Runs a static Linux program in a micro-VM
@@ -17,11 +18,14 @@ use crate::trace::{self, Trace};
 /// and no network; the environment is empty. What the program writes is passed on as it is: do not let a terminal show
 /// the output of a program that may mean harm.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
+#[command(
+    override_usage = "coracle run [OPTIONS] <PROGRAM> [ARGS]...",
+    after_help = "\
 Examples:
   echo hello | coracle run ./busybox sha256sum
   coracle run --memory 256M --timeout 10s ./program --its own --flags
-  coracle run --trace-syscalls ./program 2> trace")]
+  coracle run --trace-syscalls ./program 2> trace"
+)]
 pub(crate) struct Args {
     /// Show each system call on standard error, and in the end those that were not answered
     #[arg(long)]
@@ -31,9 +35,13 @@ pub(crate) struct Args {
     #[arg(long)]
     stats: bool,
 
+    /// Start from a snapshot. Not available: snapshots are of guests whose functions are called, see 'coracle call --from'
+    #[arg(long, value_name = "STORE:TAG", value_parser = Name::parse)]
+    from: Option<Name>,
+
     /// The program: a static x86-64 ELF file
-    #[arg(value_name = "PROGRAM")]
-    program: PathBuf,
+    #[arg(value_name = "PROGRAM", required_unless_present = "from")]
+    program: Option<PathBuf>,
 
     /// Its arguments, whatever they look like
     #[arg(value_name = "ARGS", trailing_var_arg = true, allow_hyphen_values = true)]
@@ -44,7 +52,15 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> Result<u8, Failure> {
-    let image = Image::from_path(&args.program)?;
+    let program = match (args.from, args.program) {
+        (None, Some(program)) => program,
+        (Some(name), _) => {
+            let why = "a snapshot is of a guest whose functions are called, it cannot be run as a program";
+            return Err(Failure::own(format!("{why}: use 'coracle call --from {name} FUNCTION'")));
+        }
+        (None, None) => return Err(Failure::own("there is no program: give PROGRAM")),
+    };
+    let image = Image::from_path(&program)?;
     let mut builder = args
         .settings
         .apply(Sandbox::builder(&image))

@@ -1,4 +1,4 @@
-//! The flags that describe a sandbox, shared by `run` and `call`.
+//! The flags that describe a sandbox, shared by `run`, `call` and `snapshot save`.
 
 use std::time::Duration;
 
@@ -40,6 +40,14 @@ impl Settings {
         config.timeout = self.timeout;
         config.cpu = self.cpu;
         builder.config(config).env(self.env.iter().cloned())
+    }
+
+    /// What can be set for a guest that has started already.
+    pub(crate) fn apply_to_snapshot(&self, builder: Builder) -> Builder {
+        match self.timeout {
+            Some(timeout) => builder.timeout(timeout),
+            None => builder,
+        }
     }
 }
 

@@ -1,0 +1,47 @@
+//! Shows on a terminal that long work goes on. What the work cannot tell is how far it is: so a spinner and the time.
+
+use std::io::{self, IsTerminal as _};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// Work that is over by then is not shown.
+const PATIENCE: Duration = Duration::from_millis(300);
+const TICK: Duration = Duration::from_millis(100);
+
+/// Does the work. `what` is shown meanwhile, unless the output is for programs.
+pub(crate) fn during<T>(what: &'static str, as_json: bool, work: impl FnOnce() -> T) -> T {
+    if as_json || !io::stderr().is_terminal() {
+        return work();
+    }
+    thread::scope(|scope| {
+        let (done, waiting) = mpsc::channel::<()>();
+        scope.spawn(move || {
+            if waiting.recv_timeout(PATIENCE) != Err(RecvTimeoutError::Timeout) {
+                return;
+            }
+            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr())
+                .with_elapsed(PATIENCE)
+                .with_message(what);
+            if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
+                bar.set_style(style);
+            }
+            bar.enable_steady_tick(TICK);
+            let _ = waiting.recv(); // Ends when the work drops its end.
+            bar.finish_and_clear();
+        });
+        let _done = done;
+        work()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_work_is_done_and_its_result_returned() {
+        assert_eq!(super::during("testing", true, || 7), 7);
+        assert_eq!(super::during("testing", false, || 8), 8);
+    }
+}
