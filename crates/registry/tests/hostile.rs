@@ -6,6 +6,7 @@ mod common;
 use std::io::Write;
 use std::net::TcpStream;
 use std::process::Command;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use common::server::{Request, Server, answer, head};
@@ -51,7 +52,7 @@ fn there(server: &Server) -> RegistryReference {
     reference(&format!("{}/team/app:v1", server.address))
 }
 
-/// Impatient, so that tests are not slow.
+/// Impatient, for servers that would let us wait.
 fn impatient() -> Builder {
     plain().timeout(Duration::from_millis(500))
 }
@@ -59,7 +60,7 @@ fn impatient() -> Builder {
 /// Pulls from a registry that does one thing wrong, into a store that has all but the layer, and sees that nothing came.
 #[track_caller]
 fn check(wrong: Wrong, kind: ErrorKind, sentence: &str) {
-    check_with(impatient(), wrong, kind, sentence);
+    check_with(plain(), wrong, kind, sentence);
 }
 
 #[track_caller]
@@ -112,7 +113,8 @@ fn endless(stream: &mut TcpStream) {
 
 /// The layer's bytes, as far as their number matters.
 fn layer_bytes() -> usize {
-    snapshots().store.manifest("child").unwrap().2.layers()[1].size as usize
+    static BYTES: OnceLock<usize> = OnceLock::new();
+    *BYTES.get_or_init(|| snapshots().store.manifest("child").unwrap().2.layers()[1].size as usize)
 }
 
 #[test]
@@ -260,20 +262,20 @@ fn who_is_silent_or_slow_is_not_waited_for() {
             std::thread::sleep(Duration::from_secs(30));
             Some(())
         };
-        check(silent, ErrorKind::Timeout, "takes too long");
+        check_with(impatient(), silent, ErrorKind::Timeout, "takes too long");
         let slow_manifest: Wrong = |request, stream| {
             is_manifest(request)?;
             head(stream, OK, &[MANIFEST_TYPE]);
             for_ever(stream, b" ", Duration::from_millis(50));
             Some(())
         };
-        check(slow_manifest, ErrorKind::Timeout, "takes too long");
+        check_with(impatient(), slow_manifest, ErrorKind::Timeout, "takes too long");
         let slow_head: Wrong = |request, stream| {
             is_manifest(request)?;
             for_ever(stream, b"H", Duration::from_millis(50));
             Some(())
         };
-        check(slow_head, ErrorKind::Timeout, "takes too long");
+        check_with(impatient(), slow_head, ErrorKind::Timeout, "takes too long");
         let silent_blob: Wrong = |request, stream| {
             is_blob(request)?;
             head(stream, OK, &[]);
@@ -281,7 +283,7 @@ fn who_is_silent_or_slow_is_not_waited_for() {
             std::thread::sleep(Duration::from_secs(30));
             Some(())
         };
-        check(silent_blob, ErrorKind::Timeout, "takes too long");
+        check_with(impatient(), silent_blob, ErrorKind::Timeout, "takes too long");
     });
 }
 
@@ -366,7 +368,7 @@ fn with_tokens(from: &Snapshots, token: &'static str) -> (Server, Server) {
 
 fn pull_with(credentials: Credentials, server: &Server) -> Result<(), Error> {
     let (_directory, to) = empty_store();
-    let client = impatient().credentials(credentials).build().unwrap();
+    let client = plain().credentials(credentials).build().unwrap();
     client.pull(&to, &there(server), "mine", |_| {}).map(drop)
 }
 
@@ -477,7 +479,7 @@ fn an_upload_elsewhere_gets_no_login() {
             _ => answer(stream, "201 Created", &[], b""),
         });
         let credentials = Credentials::Password { user: "ali".into(), password: "open sesame".into() };
-        let client = impatient().credentials(credentials).build().unwrap();
+        let client = plain().credentials(credentials).build().unwrap();
         client.push(&from.store, "child", &there(&server), |_| {}).unwrap();
         let (_, manifest, parsed) = from.store.manifest("child").unwrap();
         let uploads = storage.asked();
@@ -498,10 +500,11 @@ fn an_upload_elsewhere_gets_no_login() {
 fn what_a_registry_does_to_a_push_is_told() {
     patiently(|| {
         let from = snapshots();
-        let push = |answers: fn(&Request, &mut TcpStream)| {
+        let push_with = |builder: Builder, answers: fn(&Request, &mut TcpStream)| {
             let server = Server::start(answers);
-            impatient().build().unwrap().push(&from.store, "child", &there(&server), |_| {}).unwrap_err()
+            builder.build().unwrap().push(&from.store, "child", &there(&server), |_| {}).unwrap_err()
         };
+        let push = |answers| push_with(plain(), answers);
         let nowhere = push(|request, stream| match request.line.split(' ').next() {
             Some("HEAD") => head(stream, "404 Not Found", &[]),
             _ => answer(stream, "202 Accepted", &[], b""),
@@ -522,7 +525,7 @@ fn what_a_registry_does_to_a_push_is_told() {
         });
         assert!(changed.to_string().contains("changed the manifest"), "{changed}");
         // Takes the connection, and no blob.
-        let deaf = push(|request, stream| match request.line.split(' ').next() {
+        let deaf = push_with(impatient(), |request, stream| match request.line.split(' ').next() {
             Some("HEAD") => head(stream, "404 Not Found", &[]),
             Some("POST") => answer(stream, "202 Accepted", &[("Location", "/upload?state=x")], b""),
             _ => std::thread::sleep(Duration::from_secs(30)),
