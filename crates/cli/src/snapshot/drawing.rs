@@ -18,9 +18,9 @@ pub(super) struct Map<'a> {
 /// Rows that are not exceeded: each cell stands for more pages then.
 const TEXT_ROWS: u32 = 12;
 const PICTURE_ROWS: u32 = 24;
-const PICTURE_COLUMNS: u32 = 96;
+const PICTURE_COLUMNS: u32 = 64;
 
-const CELL: u32 = 8; // Its side in the picture.
+const CELL: u32 = 12; // Its side in the picture.
 const MARGIN: u32 = 24;
 const HEAD: u32 = 72;
 const FOOT: u32 = 56;
@@ -221,12 +221,12 @@ mod tests {
 
     #[test]
     fn the_picture_has_a_rectangle_for_each_run_of_cells() {
-        let svg = Map { runs: &runs(), end: 96 * 2 }.svg("a <b> & \"c\" \u{1b}", "d");
+        let svg = Map { runs: &runs(), end: PICTURE_COLUMNS * 2 }.svg("a <b> & \"c\" \u{1b}", "d");
         assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"), "{svg}");
         assert!(svg.contains("a &lt;b&gt; &amp; &quot;c&quot; \\u{1b}"), "{svg}");
         // Shared, zero, own, zero, own, zero; the second row; and three of the legend.
         assert_eq!(svg.matches("<rect class=").count(), 1 + 6 + 1 + 3, "{svg}");
-        let own = format!("<rect class=\"own\" x=\"{}\" y=\"{HEAD}\" width=\"7\"", MARGIN + 4 * CELL);
+        let own = format!("<rect class=\"own\" x=\"{}\" y=\"{HEAD}\" width=\"{}\"", MARGIN + 4 * CELL, CELL - 1);
         assert!(svg.contains(&own), "{svg}");
         assert!(svg.contains("prefers-color-scheme:dark"));
         let largest = Map { runs: &runs(), end: 1 << 28 }.svg("", "");
