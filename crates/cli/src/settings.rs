@@ -14,7 +14,7 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "SIZE", value_parser = quantity::size)]
     memory: Option<u64>,
 
-    /// Its stack [default: 8M, or an eighth of the memory if that is less]
+    /// Its stack [default: 2M, or an eighth of the memory if that is less]
     #[arg(long, value_name = "SIZE", value_parser = quantity::size)]
     stack: Option<u64>,
 

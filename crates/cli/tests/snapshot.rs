@@ -94,7 +94,7 @@ fn a_guest_is_kept_varied_compared_and_removed() {
         "echo(text: string) -> string",
         "16 MiB, of it 8 MiB heap",
         "base",
-        "█ own",
+        "█  own",
         "·",
     ] {
         assert!(shown.contains(part), "{part}: {shown}");

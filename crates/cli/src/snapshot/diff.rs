@@ -28,9 +28,9 @@ pub(super) struct Args {
 }
 
 /// Neighbouring pages that differ, and what they are.
-struct Difference {
+struct Difference<'p> {
     pages: Range<u32>,
-    place: String,
+    place: &'p str,
 }
 
 pub(super) fn run(args: &Args, as_json: bool) -> Result<Report, Failure> {
@@ -47,7 +47,7 @@ pub(super) fn run(args: &Args, as_json: bool) -> Result<Report, Failure> {
         let loaded = store.load(right.reference())?;
         let places = match (numbers.as_slice(), Document::parse(&loaded.config)) {
             ([], _) | (_, Err(_)) => Places::default(),
-            (_, Ok(document)) => Places::of(&document, &loaded.pages),
+            (_, Ok(document)) => Places::of(&document, &loaded.pages, &numbers),
         };
         Ok::<_, Failure>((numbers, places))
     })?;
@@ -85,7 +85,7 @@ const fn address(page: u32) -> u64 {
 }
 
 /// Runs of pages that are neighbours, in the same place.
-fn split(numbers: &[u32], places: &Places) -> Vec<Difference> {
+fn split<'p>(numbers: &[u32], places: &'p Places) -> Vec<Difference<'p>> {
     let mut out = Vec::new();
     for run in runs::of_numbers(numbers) {
         let mut rest = run;

@@ -18,9 +18,9 @@ pub(super) struct Map<'a> {
 /// Rows that are not exceeded: each cell stands for more pages then.
 const TEXT_ROWS: u32 = 12;
 const PICTURE_ROWS: u32 = 24;
-const PICTURE_COLUMNS: u32 = 96;
+const PICTURE_COLUMNS: u32 = 64;
 
-const CELL: u32 = 8; // Its side in the picture.
+const CELL: u32 = 12; // Its side in the picture.
 const MARGIN: u32 = 24;
 const HEAD: u32 = 72;
 const FOOT: u32 = 56;
@@ -80,7 +80,7 @@ impl Map<'_> {
         }
     }
 
-    /// Lines of at most `width` columns, if it is not tiny: one character per so many pages.
+    /// Lines of at most `width` columns, if that is 80 or more: one character per so many pages.
     pub(super) fn text(&self, width: usize) -> String {
         let address_digits = format!("{:x}", u64::from(self.end) * PAGE_BYTES as u64).len();
         let margin = 2 + 2 + address_digits + 2;
@@ -94,14 +94,16 @@ impl Map<'_> {
             out.push('\n');
         }
         out.push('\n');
-        let legend = Kind::ALL.map(|kind| {
-            let pages = self.count(kind);
-            format!("{} {}: {} ({})", character(kind), kind.word(), super::counted(pages, "page"), size(pages))
-        });
-        let _ = writeln!(out, "  {}", legend.join("   "));
+        out += &text::table(
+            "  ",
+            &Kind::ALL.map(|kind| {
+                let pages = self.count(kind);
+                [character(kind).to_string(), kind.word().to_owned(), super::counted(pages, "page"), size(pages)]
+            }),
+        );
         let _ = writeln!(
             out,
-            "  A character stands for {}{}",
+            "  A character is {}{}",
             grid.scale(),
             if grid.pages_per_cell == 1 { "" } else { ": own if any is, else shared if any is" }
         );
@@ -194,8 +196,10 @@ mod tests {
   0x10000  ··············██
   0x20000  █·······
 
-  █ own: 4 pages (16 KiB)   ▒ shared: 3 pages (12 KiB)   · zero: 33 pages (132 KiB)
-  A character stands for 1 page (4 KiB)
+  █  own     4 pages   16 KiB
+  ▒  shared  3 pages   12 KiB
+  ·  zero    33 pages  132 KiB
+  A character is 1 page (4 KiB)
 ";
         assert_eq!(text, want);
     }
@@ -206,27 +210,27 @@ mod tests {
             let text = Map { runs: &runs(), end }.text(80);
             let rows: Vec<&str> = text.lines().take_while(|line| !line.is_empty()).collect();
             assert!(rows.len() <= TEXT_ROWS as usize, "{text}");
-            assert!(text.lines().take(rows.len()).all(|line| line.chars().count() <= 80), "{text}");
+            assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         }
         let text = Map { runs: &runs(), end: 1 << 20 }.text(80);
         assert!(text.starts_with("  0x000000000  █·"), "{text}");
-        assert!(text.contains("A character stands for 2048 pages (8 MiB): own if any is"), "{text}");
+        assert!(text.contains("A character is 2048 pages (8 MiB): own if any is"), "{text}");
     }
 
     #[test]
     fn runs_beyond_the_end_are_cut() {
-        assert!(Map { runs: &runs(), end: 31 }.text(80).contains("█ own"));
-        assert!(Map { runs: &runs(), end: 0 }.text(0).contains("zero: 0 pages"));
+        assert!(Map { runs: &runs(), end: 31 }.text(80).contains("█  own"));
+        assert!(Map { runs: &runs(), end: 0 }.text(0).contains("zero    0 pages"));
     }
 
     #[test]
     fn the_picture_has_a_rectangle_for_each_run_of_cells() {
-        let svg = Map { runs: &runs(), end: 96 * 2 }.svg("a <b> & \"c\" \u{1b}", "d");
+        let svg = Map { runs: &runs(), end: PICTURE_COLUMNS * 2 }.svg("a <b> & \"c\" \u{1b}", "d");
         assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"), "{svg}");
         assert!(svg.contains("a &lt;b&gt; &amp; &quot;c&quot; \\u{1b}"), "{svg}");
         // Shared, zero, own, zero, own, zero; the second row; and three of the legend.
         assert_eq!(svg.matches("<rect class=").count(), 1 + 6 + 1 + 3, "{svg}");
-        let own = format!("<rect class=\"own\" x=\"{}\" y=\"{HEAD}\" width=\"7\"", MARGIN + 4 * CELL);
+        let own = format!("<rect class=\"own\" x=\"{}\" y=\"{HEAD}\" width=\"{}\"", MARGIN + 4 * CELL, CELL - 1);
         assert!(svg.contains(&own), "{svg}");
         assert!(svg.contains("prefers-color-scheme:dark"));
         let largest = Map { runs: &runs(), end: 1 << 28 }.svg("", "");
