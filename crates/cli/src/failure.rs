@@ -120,6 +120,21 @@ impl From<store::Error> for Failure {
     }
 }
 
+impl From<coracle_registry::Error> for Failure {
+    fn from(error: coracle_registry::Error) -> Self {
+        let code = match error.kind() {
+            coracle_registry::ErrorKind::NotFound => NOT_FOUND,
+            coracle_registry::ErrorKind::Timeout => TIMED_OUT,
+            coracle_registry::ErrorKind::Answer => NOT_A_PROGRAM,
+            coracle_registry::ErrorKind::Store => {
+                error.source().and_then(|it| it.downcast_ref()).map_or(OWN_ERROR, store_code)
+            }
+            _ => OWN_ERROR,
+        };
+        Self::new(code, &error.to_string()).because_of_source(&error)
+    }
+}
+
 fn store_code(error: &store::Error) -> u8 {
     match error {
         store::Error::NotAStore { .. } | store::Error::NotFound { .. } => NOT_FOUND,

@@ -1,4 +1,4 @@
-//! Shows on a terminal that long work goes on. What the work cannot tell is how far it is: so a spinner and the time.
+//! Shows on a terminal that long work goes on: a bar where the work tells how far it is, else a spinner and the time.
 
 use std::io::{self, IsTerminal as _};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -35,6 +35,39 @@ pub(crate) fn during<T>(what: &'static str, as_json: bool, work: impl FnOnce() -
         let _done = done;
         work()
     })
+}
+
+/// How far long work is that can tell. Nothing where nobody looks.
+pub(crate) struct Bar(Option<ProgressBar>);
+
+impl Bar {
+    /// Of bytes. `what` is shown beside it, unless the output is for programs.
+    pub(crate) fn of_bytes(what: &'static str, as_json: bool) -> Self {
+        if as_json || !io::stderr().is_terminal() {
+            return Self(None);
+        }
+        let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr()).with_message(what);
+        let template = "{msg} {wide_bar} {bytes} of {total_bytes}, {bytes_per_sec}";
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style);
+        }
+        Self(Some(bar))
+    }
+
+    pub(crate) fn at(&self, done: u64, total: u64) {
+        if let Some(bar) = &self.0 {
+            bar.set_length(total);
+            bar.set_position(done);
+        }
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use coracle::{Ended, Image, Input, Output, Sandbox};
+use coracle::{Ended, Image, Input, Output, Sandbox, Snapshot, Store};
 
 use crate::failure::Failure;
 use crate::output;
@@ -35,8 +35,14 @@ pub(crate) struct Args {
     #[arg(long)]
     stats: bool,
 
-    /// Start from a snapshot. Not available: snapshots are of guests whose functions are called, see 'coracle call --from'
-    #[arg(long, value_name = "STORE:TAG", value_parser = Name::parse)]
+    /// Run this program that 'coracle snapshot freeze' kept, in place of PROGRAM and ARGS. Memory, stack, processor and environment are
+    /// the snapshot's
+    #[arg(
+        long,
+        value_name = "STORE:TAG",
+        value_parser = Name::parse,
+        conflicts_with_all = ["program", "args", "memory", "stack", "cpu", "env"],
+    )]
     from: Option<Name>,
 
     /// The program: a static x86-64 ELF file
@@ -52,22 +58,20 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> Result<u8, Failure> {
-    let program = match (args.from, args.program) {
-        (None, Some(program)) => program,
+    let described = match (args.from, args.program) {
+        (None, Some(program)) => args.settings.apply(Sandbox::builder(&Image::from_path(&program)?)).args(args.args),
         (Some(name), _) => {
-            let why = "a snapshot is of a guest whose functions are called, it cannot be run as a program";
-            return Err(Failure::own(format!("{why}: use 'coracle call --from {name} FUNCTION'")));
+            let snapshot = Snapshot::load(&Store::open(name.store())?, name.reference())?;
+            if snapshot.has_functions() {
+                let why = "it is a snapshot of a guest whose functions are called, which cannot be run as a program";
+                return Err(Failure::own(format!("{why}: use 'coracle call --from {name} FUNCTION'")));
+            }
+            args.settings.apply_to_snapshot(snapshot.builder())
         }
         (None, None) => return Err(Failure::own("there is no program: give PROGRAM")),
     };
-    let image = Image::from_path(&program)?;
-    let mut builder = args
-        .settings
-        .apply(Sandbox::builder(&image))
-        .args(args.args)
-        .stdin(Input::inherit())
-        .stdout(Output::inherit_stdout())
-        .stderr(Output::inherit_stderr());
+    let mut builder =
+        described.stdin(Input::inherit()).stdout(Output::inherit_stdout()).stderr(Output::inherit_stderr());
     let trace = Arc::new(Mutex::new(Trace::default()));
     if args.trace_syscalls || args.stats {
         let (trace, show) = (Arc::clone(&trace), args.trace_syscalls);

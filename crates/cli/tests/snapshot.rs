@@ -237,7 +237,8 @@ fn what_cannot_be_set_for_a_snapshot_is_refused() {
     refused(&["call", "--from", "s:t", "--init-data", "x", "f"], 125, "cannot be used with");
     refused(&["call", "--unverified", "guest", "f"], 125, "--from");
     refused(&["call", "--from", "s:t"], 125, "which function");
-    refused(&["run", "--from", "s:t"], 125, "use 'coracle call --from s:t FUNCTION'");
+    refused(&["run", "--from", "s:t", "--memory", "1M"], 125, "cannot be used with");
+    refused(&["run", "--from", "s:t"], 127, "no store of snapshots");
 }
 
 #[test]
@@ -309,4 +310,43 @@ fn help_says_how_to_name_a_snapshot() {
     }
     assert!(good(&["snapshot", "save", "--help"]).contains("Examples:"));
     assert_eq!(coracle(&["snapshot"], "").code, 125);
+}
+
+#[test]
+fn a_program_is_frozen_and_run_from_there() {
+    if kvm_or_skip().is_none() {
+        return;
+    }
+    let place = Place::new("freeze");
+    let target = place.path("store:program");
+    let program = coracle_artifacts::STD_PROGRAM.path();
+    let program = program.to_str().unwrap();
+    let frozen = snapshot(&["freeze", program, &target, "--", "args", "one", "two words"]);
+    assert!(frozen.starts_with("sha256:"), "{frozen}");
+    for _ in 0..2 {
+        assert_eq!(good(&["run", "--from", &target]), "one|two words\n");
+    }
+    refused(&["call", "--from", &target, "f"], 125, "");
+    let guest = place.path("store:guest");
+    snapshot(&["save", guest_file().to_str().unwrap(), &guest]);
+    refused(&["run", "--from", &guest], 125, "use 'coracle call --from");
+    let upper = place.path("store:upper");
+    snapshot(&["freeze", program, &upper, "--", "upper"]);
+    assert_eq!(coracle(&["run", "--from", &upper], "some words\n").out, "SOME WORDS\n");
+}
+
+#[test]
+fn snapshots_travel_through_a_registry_or_it_is_said_why_not() {
+    let place = Place::new("registry");
+    let store = Store::create(place.path("store")).unwrap();
+    store.save("one", b"{}", &Pages::base([(1, [1; 4096])]), Compression::None).unwrap();
+    let here = place.path("store:one");
+    for (args, code, says) in [
+        (&["snapshot", "push", &here, "nonsense"][..], 125, "REGISTRY/NAME:TAG"),
+        (&["snapshot", "push", "--plain-http", &here, "127.0.0.1:1/name:tag"], 125, "cannot be reached"),
+        (&["snapshot", "pull", "--plain-http", "127.0.0.1:1/name:tag", &place.path("other:tag")], 125, "cannot be reached"),
+        (&["snapshot", "push", "--plain-http", &place.path("nothing:one"), "127.0.0.1:1/name:tag"], 127, "nothing"),
+    ] {
+        refused(args, code, says);
+    }
 }

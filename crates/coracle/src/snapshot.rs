@@ -161,6 +161,12 @@ impl Snapshot {
         Builder::from_snapshot(self)
     }
 
+    /// Whether it is of a guest with functions to be called; else of a program that was not started, to be run
+    /// ([`Builder::freeze`]).
+    pub fn has_functions(&self) -> bool {
+        self.0.transport.is_some()
+    }
+
     /// Pages that are not zero.
     pub fn pages(&self) -> usize {
         self.0.pages.numbers().count()

@@ -3,9 +3,11 @@
 //! | file | what it does |
 //! |---|---|
 //! | `save.rs` | boots a guest, or goes on from a snapshot, and saves it |
+//! | `freeze.rs` | loads an ordinary program and saves it |
 //! | `list.rs`, `inspect.rs` | what a store has, what a snapshot is |
 //! | `verify.rs`, `diff.rs` | compares with digests, and two snapshots with each other |
 //! | `untag.rs`, `prune.rs` | takes tags away, and files that nobody needs |
+//! | `registry.rs` | to and from registries |
 //! | `name.rs` | `STORE:TAG` |
 //! | `document.rs` | what a snapshot says of itself |
 //! | `runs.rs`, `drawing.rs` | which pages are whose, as text and as a picture |
@@ -14,11 +16,13 @@
 mod diff;
 mod document;
 mod drawing;
+mod freeze;
 mod inspect;
 mod list;
 mod name;
 mod places;
 mod prune;
+mod registry;
 mod runs;
 mod save;
 mod untag;
@@ -56,12 +60,15 @@ pub(crate) struct Args {
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     Save(Box<save::Args>),
+    Freeze(freeze::Args),
     List(list::Args),
     Inspect(inspect::Args),
     Verify(verify::Args),
     Diff(diff::Args),
     Untag(untag::Args),
     Prune(prune::Args),
+    Push(registry::PushArgs),
+    Pull(registry::PullArgs),
 }
 
 /// What a command has to say, for people and for programs.
@@ -74,12 +81,15 @@ pub(crate) fn run(args: Args) -> Result<u8, Failure> {
     let Args { json, command } = args;
     let outcome = match command {
         Command::Save(args) => save::run(&args, json),
+        Command::Freeze(args) => freeze::run(&args),
         Command::List(args) => list::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Verify(args) => verify::run(&args, json),
         Command::Diff(args) => diff::run(&args, json),
         Command::Untag(args) => untag::run(&args),
         Command::Prune(args) => prune::run(&args, json),
+        Command::Push(args) => registry::push(&args, json),
+        Command::Pull(args) => registry::pull(&args, json),
     };
     if !json {
         output::print(&outcome?.text)?;
