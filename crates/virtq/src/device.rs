@@ -15,7 +15,7 @@ use crate::pool::Area;
 use crate::ring::{INDIRECT, Layout, NEXT, Place, Ring, WRITE};
 
 /// One side of a queue. See the [module](self).
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Device<M> {
     ring: Ring<M>,
     events: Events,
@@ -61,6 +61,71 @@ impl Token {
     }
 }
 
+impl<M: Clone> Clone for Device<M> {
+    fn clone(&self) -> Self {
+        Self {
+            ring: self.ring.clone(),
+            events: self.events.clone(),
+            next_available: self.next_available,
+            next_used: self.next_used,
+            held: self.held,
+            chains: self.chains.clone(),
+            slots: self.slots.clone(),
+            bytes_max: self.bytes_max,
+        }
+    }
+
+    /// Puts it to another side's state, and allocates nothing if both queues are of one size.
+    fn clone_from(&mut self, other: &Self) {
+        let Self { ring, events, next_available, next_used, held, chains, slots, bytes_max } = other;
+        self.ring.clone_from(ring);
+        self.events.clone_from(events);
+        self.next_available = *next_available;
+        self.next_used = *next_used;
+        self.held = *held;
+        self.chains.clone_from(chains);
+        self.slots.clone_from(slots);
+        self.bytes_max = *bytes_max;
+    }
+}
+
+impl<M> Device<M> {
+    /// The same side, parked without its memory: for an embedder that cannot lend it all the time. See [`Device::with`].
+    pub fn park(self) -> Device<()> {
+        self.over(())
+    }
+
+    /// Where the queue lies.
+    pub fn layout(&self) -> Layout {
+        self.ring.layout
+    }
+
+    #[inline]
+    fn over<N>(self, memory: N) -> Device<N> {
+        let Self { ring, events, next_available, next_used, held, chains, slots, bytes_max } = self;
+        let ring = Ring { memory, layout: ring.layout };
+        Device { ring, events, next_available, next_used, held, chains, slots, bytes_max }
+    }
+}
+
+impl Device<()> {
+    /// Lends the memory to a parked side while it acts. If `act` panics, the side is of no use any more.
+    #[inline]
+    pub fn with<M, R>(&mut self, memory: M, act: impl FnOnce(&mut Device<M>) -> R) -> R {
+        let mut side = Self {
+            ring: self.ring.clone(),
+            events: self.events.clone(),
+            chains: core::mem::take(&mut self.chains),
+            slots: SlotMarks { marks: core::mem::take(&mut self.slots.marks), ..self.slots },
+            ..*self
+        }
+        .over(memory);
+        let result = act(&mut side);
+        *self = side.over(());
+        result
+    }
+}
+
 impl<M: Memory> Device<M> {
     /// Looks at the queue at `layout`, whose segments must lie in `area` and have at most `bytes_max` bytes a chain.
     ///
@@ -80,11 +145,6 @@ impl<M: Memory> Device<M> {
         };
         device.reset()?;
         Ok(device)
-    }
-
-    /// Where the queue lies.
-    pub fn layout(&self) -> Layout {
-        self.ring.layout
     }
 
     /// The memory that the queue lies in.
@@ -296,11 +356,23 @@ impl Found {
 }
 
 /// Which chain last had each slot: finds segments that overlap within a chain in constant time a slot.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct SlotMarks {
     area: Area,
     marks: Box<[u32]>,
     chain: u32,
+}
+
+impl Clone for SlotMarks {
+    fn clone(&self) -> Self {
+        Self { area: self.area, marks: self.marks.clone(), chain: self.chain }
+    }
+
+    fn clone_from(&mut self, other: &Self) {
+        let Self { area, marks, chain } = other;
+        self.marks.clone_from(marks);
+        (self.area, self.chain) = (*area, *chain);
+    }
 }
 
 impl SlotMarks {
