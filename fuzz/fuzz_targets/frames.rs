@@ -1,15 +1,16 @@
-//! A guest that leaves any bytes in the transport area: headers, payloads, log records, and that stops as it likes.
+//! A guest that puts anything into the queues: messages, descriptors, events, log records, and that stops as it likes. It
+//! plays against the real host side.
 //!
 //! Each step is a byte that says what it is, then what it needs; when the bytes end, the processor shuts down. Whatever
 //! the guest does, each call must end with an answer or an error of the right kind, and a sandbox that was stopped must
 //! refuse the next one.
 #![no_main]
 
-use coracle::fake::{Fake, FakeCpu, FakeGuest};
+use coracle::fake::{Fake, FakeCpu, FakeGuest, Segment, Wire, message};
 use coracle::{Error, ErrorKind, Sandbox, Status};
 use coracle_abi::boot::BootInfo;
-use coracle_abi::frame::{Header, Kind, LOG_RECORDS};
-use coracle_abi::{map, signature};
+use coracle_abi::message::{Header, Kind};
+use coracle_abi::{map, queue, signature};
 use coracle_vm::{Exception, Exit};
 use libfuzzer_sys::fuzz_target;
 
@@ -19,6 +20,7 @@ const TWICE: &str = "twice(bytes) -> bytes";
 struct Script {
     bytes: Vec<u8>,
     at: usize,
+    last: u32,
 }
 
 impl Script {
@@ -37,85 +39,104 @@ impl Script {
     }
 
     fn run(&mut self, cpu: &mut FakeCpu<'_>) -> Exit {
-        let place = |cpu: &FakeCpu<'_>, field: usize| {
-            let mut word = [0; 8];
-            assert!(cpu.read(map::BOOT_PAGE + field as u64, &mut word));
-            u64::from_le_bytes(word)
-        };
-        let inbound = place(cpu, std::mem::offset_of!(BootInfo, inbound));
-        let outbound = place(cpu, std::mem::offset_of!(BootInfo, outbound));
-        let log = place(cpu, std::mem::offset_of!(BootInfo, log));
-        let leave = |cpu: &mut FakeCpu<'_>, header: Header, payload: &[u8]| {
-            assert!(cpu.write(outbound, &header.encode()));
-            assert!(cpu.write(outbound + Header::BYTES as u64, payload));
-        };
-        let mut call = [0; Header::BYTES];
-        assert!(cpu.read(inbound, &mut call));
-        let correlation = Header::decode(&call).correlation;
+        let mut queues = [0; 8];
+        assert!(cpu.read(map::BOOT_PAGE + std::mem::offset_of!(BootInfo, queues) as u64, &mut queues));
+        let queues = u64::from_le_bytes(queues);
+        let mut wire = Wire::open(cpu).expect("the host made a boot page");
+        let mut calls = Vec::new();
+        while let Some(call) = wire.next_call() {
+            calls.push(wire.current());
+            assert!(call.len() >= 16);
+        }
+        while let Some(reply) = wire.next_reply() {
+            assert!(reply.len() >= 8);
+        }
+        // Of the call that is being served, as far as a script can know it.
+        let current = calls.first().copied().unwrap_or_else(|| Header { correlation: self.last, ..wire.current() });
+        self.last = current.correlation;
         while self.at < self.bytes.len() {
-            match self.byte() % 16 {
+            match self.byte() % 18 {
                 0 => {
-                    let payload = signature::hash(GO).to_le_bytes();
-                    leave(cpu, Header { bytes: 8, ..Header::new(Kind::Ready) }, &payload);
-                    return Exit::Doorbell;
+                    wire.send(&message(Header::new(Kind::Ready), None, &signature::hash(GO).to_le_bytes()));
+                    return wire.ring();
                 }
-                // A frame that belongs to the call, true or nearly so.
-                kind @ (1..=4) => {
-                    let kind = [Kind::Reply, Kind::Error, Kind::Panic, Kind::Flush][usize::from(kind - 1)];
+                // A message that belongs to the call, true or nearly so.
+                kind @ (1..=3) => {
+                    let kind = [Kind::Reply, Kind::Error, Kind::Panic][usize::from(kind - 1)];
                     let payload = self.some();
-                    let bytes = payload.len() as u32;
-                    leave(cpu, Header { correlation, bytes, ..Header::new(kind) }, &payload);
-                    return Exit::Doorbell;
+                    wire.send(&message(Header { kind: kind as u8, ..current }, None, &payload));
+                    if self.byte() % 2 == 0 {
+                        return wire.ring();
+                    }
+                }
+                // Answers to all that was called, in order.
+                4 => {
+                    for call in &calls {
+                        let payload = self.some();
+                        wire.send(&message(Header { kind: Kind::Reply as u8, ..*call }, None, &payload));
+                    }
+                    return wire.ring();
                 }
                 5 => {
-                    let reply_at = u32::from_le_bytes(self.take());
-                    let payload = self.some();
-                    let (key, bytes) = (signature::hash(TWICE), payload.len() as u32);
-                    let header = Header { key, correlation, bytes, reply_at, ..Header::new(Kind::HostCall) };
-                    leave(cpu, header, &payload);
-                    return Exit::Doorbell;
+                    let (key, flags, payload) = (signature::hash(TWICE), self.byte(), self.some());
+                    wire.send(&message(Header { kind: Kind::HostCall as u8, flags, ..current }, Some(key), &payload));
+                    return wire.ring();
                 }
-                // Any frame.
+                // Any bytes.
                 6 => {
-                    let header: [u8; Header::BYTES] = self.take();
                     let payload = self.some();
-                    leave(cpu, Header::decode(&header), &payload);
-                    return Exit::Doorbell;
+                    wire.send(&payload);
                 }
                 // A log record, or what should be one.
                 7 => {
-                    let (cursor, record): ([u8; 16], _) = (self.take(), self.some());
-                    assert!(cpu.write(log, &cursor) && cpu.write(log + LOG_RECORDS as u64, &record));
-                }
-                8 => {
                     let record = self.some();
-                    let bytes = record.len() as u32;
-                    assert!(cpu.write(log, &(u64::from(bytes) + 4).to_le_bytes()));
-                    let at = log + LOG_RECORDS as u64;
-                    assert!(cpu.write(at, &bytes.to_le_bytes()) && cpu.write(at + 4, &record));
+                    wire.send(&message(Header::new(Kind::Log), None, &record));
                 }
-                9 => return Exit::Doorbell,
+                // A message anywhere, of any length.
+                8 => {
+                    let (address, bytes) = (u64::from_le_bytes(self.take()), u32::from_le_bytes(self.take()));
+                    wire.offer(Segment::new(address, bytes));
+                }
+                9 => {
+                    let (offset, bytes) = (u16::from_le_bytes(self.take()), u32::from_le_bytes(self.take()));
+                    wire.offer(Segment::new(wire.outbound() + u64::from(offset), bytes));
+                }
+                // Anything in the queues, and a descriptor that is next.
                 10 => {
+                    let (at, some) = (u16::from_le_bytes(self.take()), self.some());
+                    wire.write_queues(u64::from(at % queue::BYTES as u16), &some);
+                }
+                11 => {
+                    let ((place, available), [name, flags]) = (wire.next_message_place(), self.take());
+                    let mut bytes = [0; 16];
+                    bytes[..8].copy_from_slice(&wire.outbound().to_le_bytes());
+                    bytes[8..12].copy_from_slice(&u32::from_le_bytes(self.take()).to_le_bytes());
+                    bytes[12] = name;
+                    bytes[14..].copy_from_slice(&(available ^ u16::from(flags)).to_le_bytes());
+                    wire.write_queues(queue::MESSAGES.descriptors + 16 * u64::from(place), &bytes);
+                    return wire.ring();
+                }
+                12 => return wire.ring(),
+                13 => {
                     let [vector, error_code] = self.take();
                     let address = u64::from_le_bytes(self.take());
                     return Exit::Exception(Exception { vector, error_code: error_code.into(), address });
                 }
-                11 => {
+                14 => {
+                    wire.remember();
                     cpu.registers.rax = u64::from(u16::from_le_bytes(self.take()) % 512);
                     cpu.registers.rdi = u64::from_le_bytes(self.take());
-                    cpu.registers.rsi = outbound;
+                    cpu.registers.rsi = queues;
                     cpu.registers.rdx = self.byte().into();
                     let sleeps = matches!(cpu.registers.rax, 7 | 35 | 202 | 230 | 271);
-                    if !sleeps {
-                        return Exit::Syscall;
-                    }
+                    return if sleeps { Exit::Doorbell } else { Exit::Syscall };
                 }
-                12 => {
-                    let (at, some) = (u16::from_le_bytes(self.take()), self.some());
-                    cpu.write(outbound + u64::from(at), &some);
+                15 => {
+                    wire.remember();
+                    cpu.registers.rip = u64::from_le_bytes(self.take());
+                    return Exit::Doorbell;
                 }
-                13 => cpu.registers.rip = u64::from_le_bytes(self.take()),
-                14 => return Exit::Unexpected(self.byte().into()),
+                16 => return Exit::Unexpected(self.byte().into()),
                 _ => return Exit::Interrupted,
             }
         }
@@ -130,12 +151,13 @@ fuzz_target!(|bytes: &[u8]| {
     let guest = FakeGuest::new().function("go", |bytes: Vec<u8>| Ok::<_, String>(bytes));
     let bytes = bytes.to_vec();
     let backend = Fake::new(move || {
-        let mut script = Script { bytes: bytes.clone(), at: 0 };
+        let mut script = Script { bytes: bytes.clone(), at: 0, last: 0 };
         move |cpu: &mut FakeCpu<'_>| script.run(cpu)
     });
     let result = Sandbox::builder(&guest.image())
         .backend(backend)
         .memory_bytes(2 << 20)
+        .payload_bytes(1 << 20)
         .host_fn("twice", |bytes: Vec<u8>| if bytes.is_empty() { Err("none") } else { Ok(bytes.repeat(2)) })
         .build();
     let mut sandbox = match result {
@@ -144,10 +166,17 @@ fuzz_target!(|bytes: &[u8]| {
     };
     for round in 0..5_u8 {
         assert_eq!(sandbox.status(), Status::Ready);
-        match sandbox.call::<Vec<u8>>("go", vec![round; 3]) {
-            Ok(_) => {}
-            Err(error) if error.kind() == ErrorKind::GuestReturned => {}
-            Err(error) => {
+        let mut results = if round % 2 == 0 {
+            vec![sandbox.call::<Vec<u8>>("go", vec![round; 3])]
+        } else {
+            let Ok(go) = sandbox.function::<Vec<u8>, Vec<u8>>("go") else { return };
+            sandbox.call_batch(&go, vec![vec![round; 3]; usize::from(round) * 30])
+        };
+        // A guest that stops is found out by one call; none behind it is made.
+        results.retain(|result| !result.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unusable));
+        for result in results {
+            let Err(error) = result else { continue };
+            if error.kind() != ErrorKind::GuestReturned {
                 stopped(&error);
                 assert_eq!(sandbox.status(), Status::Poisoned);
                 let error = sandbox.call::<Vec<u8>>("go", Vec::<u8>::new()).unwrap_err();
@@ -155,6 +184,9 @@ fuzz_target!(|bytes: &[u8]| {
                 assert_eq!(sandbox.status(), Status::Poisoned);
                 return;
             }
+        }
+        if sandbox.status() != Status::Ready {
+            return; // What was wrong was found after the last answer.
         }
     }
 });

@@ -13,14 +13,17 @@ pub const MAGIC: [u8; 8] = *b"CORACLE\0";
 /// | 0 | magic `CORACLE\0` |
 /// | 8 | ABI version, `u32`; 12: zero |
 /// | 16 | doorbell |
-/// | 24, 32 | inbound buffer: address, bytes |
-/// | 40, 48 | outbound buffer: address, bytes |
-/// | 56, 64 | log buffer: address, bytes |
-/// | 72, 80 | heap: address, bytes |
-/// | 88, 96 | initial data: address, bytes (0, 0 without) |
-/// | 104 | generation, `u64` |
-/// | 112 | 32 fresh random bytes |
-/// | 144 | highest log level that is wanted: 0 none, 1 error … 5 trace, `u32`; 148: zero |
+/// | 24, 32 | queues: address, bytes |
+/// | 40, 48 | where the guest's messages lie: address, bytes |
+/// | 56, 64 | where large ones lie (0, 0 if all fit above) |
+/// | 72, 80 | where log records lie |
+/// | 88, 96 | where the host's messages lie, but for large ones |
+/// | 104 | the most bytes of a payload, `u64` |
+/// | 112, 120 | heap: address, bytes |
+/// | 128, 136 | initial data: address, bytes (0, 0 without) |
+/// | 144 | generation, `u64` |
+/// | 152 | 32 fresh random bytes |
+/// | 184 | highest log level that is wanted: 0 none, 1 error … 5 trace, `u32`; 188: zero |
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct BootInfo {
@@ -34,12 +37,18 @@ pub struct BootInfo {
     /// may change every register that a C function may, and leaves all vector and x87 registers and their control words
     /// as they are when a program starts.
     pub doorbell: u64,
-    /// Where the host leaves frames for the guest.
-    pub inbound: Region,
-    /// Where the guest leaves frames for the host.
+    /// The [queues](crate::queue), page-aligned.
+    pub queues: Region,
+    /// Where the guest puts its messages. Its memory is there from the start.
     pub outbound: Region,
-    /// Where the guest leaves log records, see [`frame`](crate::frame).
+    /// Where it puts those that are too large for that. Its memory comes when it is touched.
+    pub outbound_large: Region,
+    /// Where it puts log records: a message may be half made when one is logged.
     pub log: Region,
+    /// Where the host puts its messages, but for large ones. For guests that want to know: descriptors say where each is.
+    pub inbound: Region,
+    /// The most bytes of a payload, in either direction. Neither side sends more.
+    pub payload_bytes: u64,
     /// Memory for the guest's allocator: zero, writable, given by the page when touched.
     pub heap: Region,
     /// What the host gave by `init_data`, read-only.
@@ -58,7 +67,7 @@ pub struct BootInfo {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Region {
-    /// Its first address, page-aligned.
+    /// Its first address, a multiple of 16.
     pub address: u64,
     /// Its size in bytes; 0 if there is none.
     pub bytes: u64,
@@ -75,39 +84,47 @@ impl BootInfo {
         out[8..12].copy_from_slice(&self.abi_version.to_le_bytes());
         let words = [
             self.doorbell,
-            self.inbound.address,
-            self.inbound.bytes,
+            self.queues.address,
+            self.queues.bytes,
             self.outbound.address,
             self.outbound.bytes,
+            self.outbound_large.address,
+            self.outbound_large.bytes,
             self.log.address,
             self.log.bytes,
+            self.inbound.address,
+            self.inbound.bytes,
+            self.payload_bytes,
             self.heap.address,
             self.heap.bytes,
             self.init_data.address,
             self.init_data.bytes,
             self.generation,
         ];
-        for (word, at) in words.iter().zip(out[16..112].chunks_exact_mut(8)) {
+        for (word, at) in words.iter().zip(out[16..152].chunks_exact_mut(8)) {
             at.copy_from_slice(&word.to_le_bytes());
         }
-        out[112..144].copy_from_slice(&self.entropy);
-        out[144..148].copy_from_slice(&self.log_level.to_le_bytes());
+        out[152..184].copy_from_slice(&self.entropy);
+        out[184..188].copy_from_slice(&self.log_level.to_le_bytes());
         out
     }
 }
 
 // Guests read this struct in place. Read docs/abi.md before touching it.
 const _: () = {
-    assert!(BootInfo::BYTES == 152);
+    assert!(BootInfo::BYTES == 192);
     assert!(core::mem::offset_of!(BootInfo, doorbell) == 16);
-    assert!(core::mem::offset_of!(BootInfo, inbound) == 24);
+    assert!(core::mem::offset_of!(BootInfo, queues) == 24);
     assert!(core::mem::offset_of!(BootInfo, outbound) == 40);
-    assert!(core::mem::offset_of!(BootInfo, log) == 56);
-    assert!(core::mem::offset_of!(BootInfo, heap) == 72);
-    assert!(core::mem::offset_of!(BootInfo, init_data) == 88);
-    assert!(core::mem::offset_of!(BootInfo, generation) == 104);
-    assert!(core::mem::offset_of!(BootInfo, entropy) == 112);
-    assert!(core::mem::offset_of!(BootInfo, log_level) == 144);
+    assert!(core::mem::offset_of!(BootInfo, outbound_large) == 56);
+    assert!(core::mem::offset_of!(BootInfo, log) == 72);
+    assert!(core::mem::offset_of!(BootInfo, inbound) == 88);
+    assert!(core::mem::offset_of!(BootInfo, payload_bytes) == 104);
+    assert!(core::mem::offset_of!(BootInfo, heap) == 112);
+    assert!(core::mem::offset_of!(BootInfo, init_data) == 128);
+    assert!(core::mem::offset_of!(BootInfo, generation) == 144);
+    assert!(core::mem::offset_of!(BootInfo, entropy) == 152);
+    assert!(core::mem::offset_of!(BootInfo, log_level) == 184);
 };
 
 #[cfg(test)]
@@ -122,12 +139,15 @@ mod tests {
             abi_version: 7,
             reserved: 0,
             doorbell: 0x10,
-            inbound: region(0x20),
+            queues: region(0x20),
             outbound: region(0x30),
-            log: region(0x40),
-            heap: region(0x50),
-            init_data: region(0x60),
-            generation: 0x70,
+            outbound_large: region(0x40),
+            log: region(0x50),
+            inbound: region(0x60),
+            payload_bytes: 0x70,
+            heap: region(0x80),
+            init_data: region(0x90),
+            generation: 0xa0,
             entropy: [9; 32],
             log_level: 3,
             reserved_end: 0,
@@ -137,11 +157,12 @@ mod tests {
         assert_eq!(&bytes[..8], b"CORACLE\0");
         assert_eq!(word(8), 7);
         assert_eq!(word(16), 0x10);
-        for (at, n) in [(24, 0x20), (40, 0x30), (56, 0x40), (72, 0x50), (88, 0x60)] {
+        for (at, n) in [(24, 0x20), (40, 0x30), (56, 0x40), (72, 0x50), (88, 0x60), (112, 0x80), (128, 0x90)] {
             assert_eq!((word(at), word(at + 8)), (n, n + 1));
         }
         assert_eq!(word(104), 0x70);
-        assert_eq!(bytes[112..144], [9; 32]);
-        assert_eq!(word(144), 3);
+        assert_eq!(word(144), 0xa0);
+        assert_eq!(bytes[152..184], [9; 32]);
+        assert_eq!(word(184), 3);
     }
 }

@@ -11,7 +11,8 @@
 //! | [`port`] | the doorbell |
 //! | [`boot`] | the read-only page that tells a guest about its sandbox |
 //! | [`mapping`] | the table of what the host lends to a guest by name |
-//! | [`frame`] | the messages that host and guest leave for each other |
+//! | [`queue`] | the queues through which host and guest send messages |
+//! | [`message`] | what those messages are |
 //! | [`note`] | the ELF notes by which an image describes itself |
 //! | [`signature`] | function signatures as text, and their hashes |
 #![no_std]
@@ -19,11 +20,12 @@
 
 pub mod address;
 pub mod boot;
-pub mod frame;
 pub mod map;
 pub mod mapping;
+pub mod message;
 pub mod note;
 pub mod port;
+pub mod queue;
 pub mod signature;
 
 pub use address::{PAGE_BYTES, PageBytes, VirtualAddress};
@@ -32,4 +34,4 @@ pub use address::{PAGE_BYTES, PageBytes, VirtualAddress};
 /// host refuses a guest of another version and names both.
 ///
 /// It is raised whenever a guest built before the change would misbehave after it.
-pub const ABI_VERSION: u32 = 1;
+pub const ABI_VERSION: u32 = 2;

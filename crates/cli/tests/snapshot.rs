@@ -344,7 +344,11 @@ fn snapshots_travel_through_a_registry_or_it_is_said_why_not() {
     for (args, code, says) in [
         (&["snapshot", "push", &here, "nonsense"][..], 125, "REGISTRY/NAME:TAG"),
         (&["snapshot", "push", "--plain-http", &here, "127.0.0.1:1/name:tag"], 125, "cannot be reached"),
-        (&["snapshot", "pull", "--plain-http", "127.0.0.1:1/name:tag", &place.path("other:tag")], 125, "cannot be reached"),
+        (
+            &["snapshot", "pull", "--plain-http", "127.0.0.1:1/name:tag", &place.path("other:tag")],
+            125,
+            "cannot be reached",
+        ),
         (&["snapshot", "push", "--plain-http", &place.path("nothing:one"), "127.0.0.1:1/name:tag"], 127, "nothing"),
     ] {
         refused(args, code, says);

@@ -108,6 +108,12 @@ impl Builder {
         self
     }
 
+    /// The largest payload, see [`Config::payload_bytes`].
+    pub fn payload_bytes(mut self, bytes: u64) -> Self {
+        self.config.payload_bytes = bytes;
+        self
+    }
+
     /// How long booting, each call, or the whole program may take.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.config.timeout = Some(timeout);
@@ -240,7 +246,7 @@ impl Builder {
         let mut mappings = Arc::default();
         wishes.into_iter().try_for_each(|wish| mapping::add(&mut machine.space, &mut mappings, wish).map(drop))?;
         let Some(layout) = layout else { return Err(Error::new(ErrorKind::Host, "a guest without a transport area")) };
-        let transport = Transport::new(&machine.space, &layout)?;
+        let transport = Transport::new(&mut machine.space, &layout)?;
         Sandbox::boot(machine, transport, interface, mappings, host_functions, config, backend)
     }
 

@@ -17,9 +17,9 @@ pub struct Config {
     pub stack_bytes: Option<u64>,
     /// The heap of a guest made with the SDK, in bytes. Default half of the memory. Costs nothing until it is used.
     pub heap_bytes: Option<u64>,
-    /// The largest payload, in bytes, in each direction: a call's arguments, a result. Default 256 KiB, and at most a
-    /// sixteenth of the memory.
-    pub payload_bytes: Option<u64>,
+    /// The largest payload, in bytes, in each direction: a call's arguments, a result. 4 KiB to 1 GiB, default 64 MiB. Costs
+    /// address space; a large payload takes as much of the guest's memory as it has bytes, from when it is first sent.
+    pub payload_bytes: u64,
     /// How long one entry may take: booting, a call, a whole program. Default: no limit.
     ///
     /// When the time is over, a signal interrupts the thread every millisecond until the entry has ended: a host function
@@ -41,7 +41,7 @@ impl Default for Config {
             memory_bytes: 64 << 20,
             stack_bytes: None,
             heap_bytes: None,
-            payload_bytes: None,
+            payload_bytes: 64 << 20,
             timeout: None,
             cpu: CpuTemplate::Host,
             count_instructions: false,
@@ -59,8 +59,10 @@ impl Config {
     pub const STACK_MIN: u64 = 16 << 10;
     /// Largest stack, in bytes.
     pub const STACK_MAX: u64 = 256 << 20;
-    /// Largest payload, in bytes.
-    pub const PAYLOAD_MAX: u64 = 64 << 20;
+    /// Smallest [`Config::payload_bytes`].
+    pub const PAYLOAD_MIN: u64 = 4 << 10;
+    /// Largest [`Config::payload_bytes`].
+    pub const PAYLOAD_MAX: u64 = 1 << 30;
 
     pub(crate) fn stack(&self) -> u64 {
         self.stack_bytes.unwrap_or((2 << 20).min(self.memory_bytes / 8))
@@ -71,7 +73,7 @@ impl Config {
     }
 
     pub(crate) fn payload(&self) -> u64 {
-        self.payload_bytes.unwrap_or((256 << 10).min(self.memory_bytes / 16))
+        self.payload_bytes
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {
@@ -84,7 +86,7 @@ impl Config {
         within("memory_bytes", self.memory_bytes, Self::MEMORY_MIN, Self::MEMORY_MAX)?;
         within("stack_bytes", self.stack(), Self::STACK_MIN, Self::STACK_MAX)?;
         within("heap_bytes", self.heap(), 0, self.memory_bytes)?;
-        within("payload_bytes", self.payload(), 4096, Self::PAYLOAD_MAX)
+        within("payload_bytes", self.payload(), Self::PAYLOAD_MIN, Self::PAYLOAD_MAX)
     }
 }
 
@@ -115,6 +117,6 @@ mod tests {
         refused(Config { memory_bytes: u64::MAX, ..config() }, "memory_bytes");
         refused(Config { stack_bytes: Some(1), ..config() }, "stack_bytes");
         refused(Config { heap_bytes: Some(65 << 20), ..config() }, "heap_bytes");
-        refused(Config { payload_bytes: Some(0), ..config() }, "payload_bytes");
+        refused(Config { payload_bytes: 0, ..config() }, "payload_bytes");
     }
 }

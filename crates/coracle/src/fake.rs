@@ -13,13 +13,19 @@
 //! # Ok::<(), coracle::Error>(())
 //! ```
 
+use std::cell::RefCell;
 use std::fmt::Display;
 use std::sync::Arc;
 
 use coracle_abi::boot::BootInfo;
-use coracle_abi::frame::{Header, Kind};
+use coracle_abi::message::{Header, Kind};
 use coracle_abi::note::{self, AbiNote};
+use coracle_abi::queue::{self, Place};
 use coracle_abi::{ABI_VERSION, map, signature};
+use coracle_virtq::lockstep::{Offers, Takes};
+pub use coracle_virtq::memory::Segment;
+use coracle_virtq::memory::{Memory, OutOfBounds};
+use coracle_virtq::ring::Layout;
 use coracle_vm::Exit;
 pub use coracle_vm::fake::{Fake, FakeCpu, Program};
 use postcard_schema::Schema;
@@ -45,11 +51,16 @@ pub enum Step {
         /// What follows.
         then: Then,
     },
-    /// Leave this frame, whatever it is, and ring.
-    Frame(Header, Vec<u8>),
-    /// Stop for this reason, without a frame.
+    /// Send these messages, whatever they are, and ring.
+    Messages(Vec<Vec<u8>>),
+    /// Do anything to the queues, and ring.
+    Wire(Act),
+    /// Stop for this reason, without a message.
     Exit(Exit),
 }
+
+/// What a step does to the queues.
+pub type Act = Box<dyn FnOnce(&mut Wire<'_, '_>) + Send>;
 
 /// What follows a host call: whether it succeeded, and its payload, to the next step.
 pub type Then = Box<dyn FnOnce(bool, &[u8]) -> Step + Send>;
@@ -132,7 +143,7 @@ impl FakeGuest {
     /// The backend that plays this guest.
     pub fn backend(&self) -> Fake {
         let guest = self.clone();
-        Fake::new(move || Player { guest: guest.clone(), waiting: None, generation: 0, correlation: 0 })
+        Fake::new(move || Player { guest: guest.clone(), waiting: None, generation: 0 })
     }
 }
 
@@ -141,66 +152,238 @@ struct Player {
     guest: FakeGuest,
     waiting: Option<Then>,
     generation: u64, // In which `waiting` waits.
-    correlation: u64,
+}
+
+/// A scripted guest's way to its host: the queues' other side, over the memory that a script sees.
+///
+/// What it knows is in that memory, at the start of the heap, so that restoring and spawning work.
+pub struct Wire<'c, 'm> {
+    cpu: RefCell<&'c mut FakeCpu<'m>>,
+    queues: u64,
+    outbound: u64,
+    outbound_bytes: u64,
+    heap: u64,
+    correlation: u32,
+    state: WireState,
+}
+
+#[derive(Clone, Copy)]
+struct WireState {
+    calls: Takes,
+    replies: Takes,
+    messages: Offers,
+    used: u64, // Bytes of messages since the last exit.
+}
+
+impl<'c, 'm> Wire<'c, 'm> {
+    /// Finds it by the boot page. `None` if there is none, or no heap to remember things in.
+    pub fn open(cpu: &'c mut FakeCpu<'m>) -> Option<Self> {
+        let word = |address: u64| {
+            let mut word = [0; 8];
+            cpu.read(address, &mut word).then_some(u64::from_le_bytes(word))
+        };
+        let place = |field: usize| word(map::BOOT_PAGE + field as u64);
+        let queues = place(core::mem::offset_of!(BootInfo, queues))?;
+        let outbound = place(core::mem::offset_of!(BootInfo, outbound))?;
+        let outbound_bytes = place(core::mem::offset_of!(BootInfo, outbound) + 8)?;
+        let heap = place(core::mem::offset_of!(BootInfo, heap))?;
+        let [calls, replies, messages] = [word(heap)?, word(heap + 8)?, word(heap + 16)?];
+        let state = if calls == 0 {
+            WireState { calls: Takes::START, replies: Takes::START, messages: Offers::START, used: 0 }
+        } else {
+            // The host has used all that was there.
+            let mut messages = Offers::unpack(messages as u32);
+            messages.used_all();
+            WireState { calls: Takes::unpack(calls as u32), replies: Takes::unpack(replies as u32), messages, used: 0 }
+        };
+        Some(Self { cpu: RefCell::new(cpu), queues, outbound, outbound_bytes, heap, correlation: 0, state })
+    }
+
+    /// Whether the guest has not run before.
+    pub fn is_new(&self) -> bool {
+        let mut word = [0; 8];
+        self.cpu.borrow().read(self.heap, &mut word) && word == [0; 8]
+    }
+
+    /// The next message in one of the host's queues, which is given back at once: nothing changes before the next exit.
+    fn next(&mut self, place: Place, of: fn(&mut WireState) -> &mut Takes) -> Option<Vec<u8>> {
+        let layout = self.layout(place)?;
+        let mut takes = *of(&mut self.state);
+        let taken = takes.take(self, &layout).ok()??;
+        let mut bytes = vec![0; taken.segment.bytes as usize];
+        Memory::read(self, taken.segment.address, &mut bytes).ok()?;
+        takes.give_back(self, &layout, taken.id).ok()?;
+        *of(&mut self.state) = takes;
+        self.correlation = bytes.first_chunk().map_or(0, |head| Header::decode(*head).correlation);
+        Some(bytes)
+    }
+
+    /// The next call, in the host's bytes.
+    pub fn next_call(&mut self) -> Option<Vec<u8>> {
+        self.next(queue::CALLS, |state| &mut state.calls)
+    }
+
+    /// The next reply of a host function, in the host's bytes.
+    pub fn next_reply(&mut self) -> Option<Vec<u8>> {
+        self.next(queue::REPLIES, |state| &mut state.replies)
+    }
+
+    /// Sends a message, whatever its bytes. `false` if there is no room: scripts have what is there from the start.
+    pub fn send(&mut self, bytes: &[u8]) -> bool {
+        let address = self.outbound + self.state.used;
+        let fits = self.outbound_bytes.checked_sub(self.state.used).is_some_and(|room| bytes.len() as u64 <= room);
+        if !fits || Memory::write(self, address, bytes).is_err() {
+            return false;
+        }
+        self.state.used += (bytes.len() as u64).next_multiple_of(8);
+        self.offer(Segment::new(address, bytes.len() as u32))
+    }
+
+    /// Offers a message, wherever it may lie.
+    pub fn offer(&mut self, segment: Segment) -> bool {
+        let Some(layout) = self.layout(queue::MESSAGES) else { return false };
+        let mut messages = self.state.messages;
+        let good = messages.offer(self, &layout, segment).is_ok();
+        self.state.messages = messages;
+        good
+    }
+
+    /// A header for what belongs to the call that was taken last.
+    pub fn current(&self) -> Header {
+        Header { kind: 0, flags: 0, index: 0, correlation: self.correlation }
+    }
+
+    /// Where messages lie.
+    pub fn outbound(&self) -> u64 {
+        self.outbound
+    }
+
+    /// Where in its ring the next message's descriptor goes, and with which flags it is available.
+    pub fn next_message_place(&self) -> (u16, u16) {
+        let place = self.state.messages.pack() as u16;
+        (place & !(1 << 15), if place >> 15 == 1 { 1 << 7 } else { 1 << 15 })
+    }
+
+    /// Writes over the queues.
+    pub fn write_queues(&mut self, offset: u64, bytes: &[u8]) {
+        // It fails only behind the region, where there is nothing to write over.
+        let _ = Memory::write(self, self.queues + offset, bytes);
+    }
+
+    fn layout(&self, place: Place) -> Option<Layout> {
+        let at = |offset: u64| self.queues.wrapping_add(offset);
+        Layout::new(place.size, at(place.descriptors), at(place.driver_event), at(place.device_event)).ok()
+    }
+
+    /// Remembers what it knows, and rings.
+    pub fn ring(self) -> Exit {
+        self.remember();
+        Exit::Doorbell
+    }
+
+    /// Remembers what it knows: for exits of other kinds.
+    pub fn remember(self) {
+        let Self { cpu, heap, state, .. } = self;
+        // Bit 32 says that there is something to remember.
+        let words =
+            [u64::from(state.calls.pack()) | 1 << 32, state.replies.pack().into(), state.messages.pack().into()];
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        cpu.into_inner().write(heap, &bytes);
+    }
+}
+
+impl Memory for Wire<'_, '_> {
+    fn check(&self, _: u64, _: u64) -> Result<(), OutOfBounds> {
+        Ok(()) // Each access is.
+    }
+
+    fn read(&self, address: u64, out: &mut [u8]) -> Result<(), OutOfBounds> {
+        let bytes = out.len() as u64;
+        self.cpu.borrow().read(address, out).then_some(()).ok_or(OutOfBounds { address, bytes })
+    }
+
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {
+        let failed = OutOfBounds { address, bytes: bytes.len() as u64 };
+        self.cpu.borrow_mut().write(address, bytes).then_some(()).ok_or(failed)
+    }
+
+    fn load_u16_acquire(&self, address: u64) -> Result<u16, OutOfBounds> {
+        let mut bytes = [0; 2];
+        Memory::read(self, address, &mut bytes)?;
+        Ok(u16::from_le_bytes(bytes))
+    }
+
+    fn store_u16_release(&self, address: u64, value: u16) -> Result<(), OutOfBounds> {
+        Memory::write(self, address, &value.to_le_bytes())
+    }
+}
+
+const TOO_LARGE: &str = "a scripted guest has no room for an answer of this size";
+
+/// A message, from its parts.
+pub fn message(header: Header, key: Option<u64>, payload: &[u8]) -> Vec<u8> {
+    let key = key.map(u64::to_le_bytes);
+    [&header.encode()[..], key.as_ref().map_or(&[], |key| &key[..]), payload].concat()
 }
 
 impl Program for Player {
     fn run(&mut self, cpu: &mut FakeCpu<'_>) -> Exit {
-        let place = |cpu: &FakeCpu<'_>, field: usize| {
-            let mut word = [0; 8];
-            cpu.read(map::BOOT_PAGE + field as u64, &mut word).then_some(u64::from_le_bytes(word))
-        };
-        let inbound = place(cpu, core::mem::offset_of!(BootInfo, inbound));
-        let outbound = place(cpu, core::mem::offset_of!(BootInfo, outbound));
-        let (Some(inbound), Some(outbound)) = (inbound, outbound) else { return Exit::Shutdown };
-        // What it remembers is in its memory, so that restoring and spawning work: one byte at the start of the heap.
-        let heap = place(cpu, core::mem::offset_of!(BootInfo, heap)).unwrap_or_default();
-        let mut booted = [0];
-        if !cpu.read(heap, &mut booted) {
-            return Exit::Shutdown;
-        }
-        if booted == [0] {
-            cpu.write(heap, &[1]);
-            let keys = self.guest.functions.iter().flat_map(|(text, _)| signature::hash(text).to_le_bytes()).collect();
-            return leave(cpu, outbound, Header::new(Kind::Ready), keys);
-        }
-        let generation = place(cpu, core::mem::offset_of!(BootInfo, generation)).unwrap_or_default();
+        let mut generation = [0; 8];
+        cpu.read(map::BOOT_PAGE + core::mem::offset_of!(BootInfo, generation) as u64, &mut generation);
+        let generation = u64::from_le_bytes(generation);
         if std::mem::replace(&mut self.generation, generation) != generation {
             self.waiting = None; // It was restored meanwhile.
         }
-        let mut header = [0; Header::BYTES];
-        cpu.read(inbound, &mut header);
-        let header = Header::decode(&header);
-        let mut payload = vec![0; header.bytes as usize];
-        cpu.read(inbound + Header::BYTES as u64, &mut payload);
-        self.correlation = header.correlation;
-        let step = match (self.waiting.take(), self.guest.functions.get(header.index as usize)) {
-            (Some(then), _) => then(header.kind == Kind::HostReply as u8, &payload),
-            (None, Some((text, body))) if header.key == signature::hash(text) => body(&payload),
-            (None, _) => Step::Error("no such function".into()),
-        };
-        let with = |kind| Header { correlation: self.correlation, ..Header::new(kind) };
-        match step {
-            Step::Reply(payload) => leave(cpu, outbound, with(Kind::Reply), payload),
-            Step::Error(text) => leave(cpu, outbound, with(Kind::Error), text.into_bytes()),
-            Step::HostCall { key, arguments, then } => {
-                self.waiting = Some(then);
-                leave(cpu, outbound, Header { key, ..with(Kind::HostCall) }, arguments)
+        let Some(mut wire) = Wire::open(cpu) else { return Exit::Shutdown };
+        if wire.is_new() {
+            let keys = self.guest.functions.iter().flat_map(|(text, _)| signature::hash(text).to_le_bytes());
+            wire.send(&message(Header::new(Kind::Ready), None, &keys.collect::<Vec<u8>>()));
+            return wire.ring();
+        }
+        // Calls one after the other, until a step hands over.
+        loop {
+            let waited = self.waiting.is_some();
+            let Some(bytes) = (if waited { wire.next_reply() } else { wire.next_call() }) else { return wire.ring() };
+            let Some((head, rest)) = bytes.split_first_chunk() else { return Exit::Shutdown };
+            let header = Header::decode(*head);
+            let step = match self.waiting.take() {
+                Some(then) => then(header.kind == Kind::HostReply as u8, rest),
+                None => {
+                    let Some((key, arguments)) = rest.split_first_chunk() else { return Exit::Shutdown };
+                    let function = self.guest.functions.get(usize::from(header.index));
+                    match function.filter(|(text, _)| signature::hash(text).to_le_bytes() == *key) {
+                        Some((_, body)) => body(arguments),
+                        None => Step::Error("no such function".into()),
+                    }
+                }
+            };
+            let with = |kind| Header { correlation: header.correlation, ..Header::new(kind) };
+            let sent = match step {
+                Step::Reply(payload) => {
+                    wire.send(&message(with(Kind::Reply), None, &payload))
+                        || wire.send(&message(with(Kind::Error), None, TOO_LARGE.as_bytes()))
+                }
+                Step::Error(text) => wire.send(&message(with(Kind::Error), None, text.as_bytes())),
+                Step::HostCall { key, arguments, then } => {
+                    self.waiting = Some(then);
+                    wire.send(&message(with(Kind::HostCall), Some(key), &arguments));
+                    return wire.ring();
+                }
+                Step::Messages(messages) => {
+                    messages.iter().all(|bytes| wire.send(bytes));
+                    return wire.ring();
+                }
+                Step::Wire(act) => {
+                    act(&mut wire);
+                    return wire.ring();
+                }
+                Step::Exit(exit) => return exit,
+            };
+            if !sent {
+                return Exit::Shutdown;
             }
-            Step::Frame(header, payload) => {
-                cpu.write(outbound, &header.encode());
-                cpu.write(outbound + Header::BYTES as u64, &payload);
-                Exit::Doorbell
-            }
-            Step::Exit(exit) => exit,
         }
     }
-}
-
-fn leave(cpu: &mut FakeCpu<'_>, outbound: u64, header: Header, payload: Vec<u8>) -> Exit {
-    cpu.write(outbound, &Header { bytes: payload.len() as u32, ..header }.encode());
-    cpu.write(outbound + Header::BYTES as u64, &payload);
-    Exit::Doorbell
 }
 
 fn push_note(notes: &mut Vec<u8>, kind: u32, desc: &[u8]) {

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use coracle_abi::{PAGE_BYTES, PageBytes, map};
+use coracle_abi::message::HEAD_MAX;
+use coracle_abi::{PAGE_BYTES, PageBytes, map, queue};
 use coracle_vm::{Rights, Span};
 
 use crate::config::Config;
@@ -11,6 +12,14 @@ use crate::image::Image;
 
 /// Log records that wait for the next exit, in bytes.
 const LOG_BYTES: u64 = 16 << 10;
+
+/// Room for messages whose memory is there from the start, each way. What does not fit goes where memory comes when it is
+/// touched. Both together with the stack's top and the control pages need one page table.
+const SMALL_BYTES: u64 = 64 << 10;
+
+/// Room that calls leave among the host's small messages, for the text of an error. Beside it they leave room for a reply
+/// of the largest size, among these or among the large ones.
+pub(crate) const ERROR_ROOM: u64 = 1 << 10;
 
 /// The places of one sandbox.
 #[derive(Clone, Debug)]
@@ -27,9 +36,14 @@ pub(crate) struct Layout {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GuestLayout {
-    pub(crate) inbound: Span,
-    pub(crate) outbound: Span,
-    pub(crate) log: Span,
+    /// Queues, the guest's small messages behind them in the same page, log records, and the host's small messages.
+    pub(crate) transport: Span,
+    /// Bytes of the first two, of the log, and of the last.
+    pub(crate) parts: [u64; 3],
+    /// Large messages, guest to host and host to guest. Address space, until it is touched.
+    pub(crate) large: Option<[Span; 2]>,
+    /// The most bytes of a payload.
+    pub(crate) payload: u64,
     pub(crate) heap: Option<Span>,
     pub(crate) init_data: Option<Span>,
 }
@@ -43,13 +57,15 @@ impl Layout {
             Span::new(end.checked_sub(size)?, size)
         };
         let mut top = map::TRANSPORT_END;
+        let message = config.payload() + HEAD_MAX as u64;
         let transport = if is_guest {
-            let buffer = config.payload() + coracle_abi::frame::Header::BYTES as u64;
-            let log = below(top, LOG_BYTES).ok_or_else(too_large)?;
-            let outbound = below(log.start(), buffer).ok_or_else(too_large)?;
-            let inbound = below(outbound.start(), buffer).ok_or_else(too_large)?;
-            top = inbound.start() - PAGE_BYTES; // A page that is never mapped, above the stack.
-            Some((inbound, outbound, log))
+            let whole = |bytes: u64| PageBytes::round_up(bytes).map(PageBytes::get).ok_or_else(too_large);
+            let outbound = whole((queue::BYTES + message).min(SMALL_BYTES))?;
+            let inbound = whole((2 * message + ERROR_ROOM).min(SMALL_BYTES))?;
+            let parts = [outbound, LOG_BYTES, inbound];
+            let transport = below(top, parts.iter().sum()).ok_or_else(too_large)?;
+            top = transport.start() - PAGE_BYTES; // A page that is never mapped, above the stack.
+            Some((transport, parts))
         } else {
             None
         };
@@ -65,23 +81,26 @@ impl Layout {
             if in_window { map::IMAGE_END } else { image_end.saturating_add(1 << 40).min(map::WINDOW_START) };
         let guest = match transport {
             None => None,
-            Some((inbound, outbound, log)) => {
+            Some((transport, parts)) => {
                 let mut mmap_top = map::MMAP_END;
+                let mut next = |bytes: u64| {
+                    let span = below(mmap_top, bytes).ok_or_else(too_large)?;
+                    mmap_top = span.start();
+                    Ok::<_, Error>(span)
+                };
+                let large =
+                    if 2 * message + ERROR_ROOM > parts[2] { Some([next(message)?, next(2 * message)?]) } else { None };
                 let heap = match PageBytes::round_up(config.heap()) {
                     Some(PageBytes::ZERO) | None => None,
                     // In the window if it fits, so that it shares page tables with the rest.
                     Some(heap) if heap.get() <= floor - map::IMAGE_END => Span::new(map::IMAGE_END, heap.get()),
-                    Some(heap) => {
-                        let span = below(mmap_top, heap.get()).ok_or_else(too_large)?;
-                        mmap_top = span.start();
-                        Some(span)
-                    }
+                    Some(heap) => Some(next(heap.get())?),
                 };
                 let init_data = match init_bytes {
                     0 => None,
-                    bytes => Some(below(mmap_top, bytes).ok_or_else(too_large)?),
+                    bytes => Some(next(bytes)?),
                 };
-                Some(GuestLayout { inbound, outbound, log, heap, init_data })
+                Some(GuestLayout { transport, parts, large, payload: config.payload(), heap, init_data })
             }
         };
         Ok(Self { image: image_runs(image, bias)?, program_break: image_end..break_end, stack, guest })

@@ -25,7 +25,9 @@
 //! | [`fake`] | a backend without a hypervisor, for tests |
 #![forbid(unsafe_code)]
 
+mod batch;
 mod builder;
+mod calling;
 mod config;
 pub mod crash;
 mod deadline;
@@ -54,6 +56,7 @@ mod stored;
 mod stream;
 mod transport;
 
+pub use batch::{Answers, Batch, Ticket};
 pub use builder::{Builder, Ended};
 pub use config::Config;
 pub use coracle_snapshot::{self as store, Digest, Saved, Store};

@@ -25,17 +25,16 @@ pub(crate) fn number(level: Option<Level>) -> u32 {
     }
 }
 
-/// Passes on the records in `bytes`, as they lay in the log buffer. What is malformed ends them.
-pub(crate) fn emit(mut bytes: &[u8], dropped: u32) {
-    while let Some((length, rest)) = bytes.split_first_chunk::<4>() {
-        let Some((record, rest)) = rest.split_at_checked(u32::from_le_bytes(*length) as usize) else { break };
-        let Some(record) = Record::decode(record) else { break };
+/// Passes on a record. What is malformed is left out.
+pub(crate) fn emit(record: &[u8]) {
+    if let Some(record) = Record::decode(record) {
         record.emit();
-        bytes = rest;
     }
-    if dropped > 0 {
-        tracing::warn!(target: "coracle::guest", dropped, "the guest dropped log records that were too large");
-    }
+}
+
+/// Passes on how many records were left out by the guest.
+pub(crate) fn emit_dropped(dropped: u32) {
+    tracing::warn!(target: "coracle::guest", dropped, "the guest dropped log records that were too large");
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -110,7 +109,7 @@ mod tests {
     fn a_record_that_claims_too_much_is_none() {
         assert_eq!(Record::decode(&[3, 0xff, 0xff, 0xff, 0xff, 0x0f, b'x']), None);
         assert_eq!(Record::decode(&[]), None);
-        emit(&[0xff, 0xff, 0xff, 0xff, 1], 0);
+        emit(&[0xff, 0xff, 0xff, 0xff, 1]);
     }
 
     #[test]

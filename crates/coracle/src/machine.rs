@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use coracle_abi::boot::{self, BootInfo, Region};
-use coracle_abi::{ABI_VERSION, PAGE_BYTES, PageBytes, map};
+use coracle_abi::{ABI_VERSION, PAGE_BYTES, PageBytes, map, queue};
 use coracle_vm::paging::Level;
 use coracle_vm::{
     Access, Backend, ControlPage, Exception, Exit, Fault, Fill, Promise, Registers, Rights, Shell, Space, Span, Vcpu,
@@ -284,8 +284,9 @@ fn costs(vm: &dyn Vm, vcpu: &dyn Vcpu) -> [u64; 2] {
 
 /// Maps what only a guest made with the SDK has.
 fn map_guest(space: &mut Space, layout: &GuestLayout, init_data: &[u8], log_level: u32) -> Result<(), Error> {
-    for span in [layout.inbound, layout.outbound, layout.log] {
-        space.map_sealed(span, Rights::RW, Fill::Now)?;
+    space.map_sealed(layout.transport, Rights::RW, Fill::Now)?;
+    for span in layout.large.into_iter().flatten() {
+        space.map(span, Rights::RW, Fill::Up, Promise::Uncommitted)?;
     }
     if let Some(heap) = layout.heap {
         space.map(heap, Rights::RW, Fill::Up, Promise::Committed)?;
@@ -302,14 +303,18 @@ fn map_guest(space: &mut Space, layout: &GuestLayout, init_data: &[u8], log_leve
     let init_region = |span: Span| Region { address: span.start(), bytes: init_data.len() as u64 };
     let mut entropy = [0; 32];
     entropy::fill(&mut entropy).map_err(no_entropy)?;
+    let (start, [outbound, log, inbound]) = (layout.transport.start(), layout.parts);
     let info = BootInfo {
         magic: boot::MAGIC,
         abi_version: ABI_VERSION,
         reserved: 0,
         doorbell: map::DOORBELL,
-        inbound: region(layout.inbound),
-        outbound: region(layout.outbound),
-        log: region(layout.log),
+        queues: Region { address: start, bytes: queue::BYTES },
+        outbound: Region { address: start + queue::BYTES, bytes: outbound - queue::BYTES },
+        outbound_large: layout.large.map(|[outbound, _]| region(outbound)).unwrap_or_default(),
+        log: Region { address: start + outbound, bytes: log },
+        inbound: Region { address: start + outbound + log, bytes: inbound },
+        payload_bytes: layout.payload,
         heap: layout.heap.map(region).unwrap_or_default(),
         init_data: layout.init_data.map(init_region).unwrap_or_default(),
         generation: 1,

@@ -9,7 +9,6 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::{Arc, OnceLock};
 
-use coracle_abi::frame::{Header, Kind};
 use coracle_abi::signature;
 use coracle_snapshot::Pages;
 use coracle_vm::Backend;
@@ -20,19 +19,16 @@ use serde::de::DeserializeOwned;
 
 use crate::builder::Builder;
 use crate::config::Config;
-use crate::crash::Cause;
-use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind};
 use crate::host::{HostFunctions, types_text};
 use crate::image::Image;
 use crate::interface::{FunctionInfo, Interface};
-use crate::log;
-use crate::machine::{Machine, Stop};
+use crate::machine::Machine;
 use crate::mapping::{self, Content, MapMode, Mapping, Wish};
 use crate::shells::Leased;
 use crate::snapshot::{self, SharedBase, Snapshot, State};
 use crate::stats::Stats;
-use crate::transport::{Received, Transport, too_large};
+use crate::transport::Transport;
 
 /// One guest in its virtual machine. It runs only while a call is made, on the caller's thread.
 ///
@@ -45,28 +41,29 @@ use crate::transport::{Received, Transport, too_large};
 /// # Ok::<(), coracle::Error>(())
 /// ```
 pub struct Sandbox {
-    machine: Leased,
-    transport: Transport,
+    pub(crate) machine: Leased,
+    pub(crate) transport: Transport,
     functions: Arc<HashMap<String, Exported>>,
     interface: Arc<Interface>,
     mappings: Arc<Vec<Mapping>>,
-    config: Config,
+    pub(crate) config: Config,
     /// What memory holds, but for the pages that were written.
     reference: Pages,
     /// The file that memory was mapped over; or another, nearer to its state.
     base: Option<Arc<SharedBase>>,
-    host_functions: HostFunctions,
+    pub(crate) host_functions: HostFunctions,
     backend: Arc<dyn Backend>,
-    status: Status,
-    correlation: u64,
-    calls: u64,
-    host_calls: u64,
+    pub(crate) status: Status,
+    /// Of the call whose answer comes next; 0 while the guest starts.
+    pub(crate) serving: u32,
+    pub(crate) calls: u64,
+    pub(crate) host_calls: u64,
     restores: u64,
     written_at_start: Option<u64>,
     // Kept from call to call, so that a warm call allocates nothing of its own.
-    outgoing: Vec<u8>,
-    incoming: Vec<u8>,
-    log: Vec<u8>,
+    pub(crate) outgoing: Vec<u8>,
+    pub(crate) incoming: Vec<u8>,
+    pub(crate) log: Vec<u8>,
     also: Vec<u32>,
 }
 
@@ -85,14 +82,14 @@ pub enum Status {
 #[derive(Clone, Debug)]
 pub(crate) struct Exported {
     pub(crate) info: FunctionInfo,
-    pub(crate) index: u32,
+    pub(crate) index: u16,
 }
 
 /// A guest function whose name and types have been checked, so that calling it looks nothing up. For sandboxes of the
 /// image that it was resolved in; in others a call is an error.
 pub struct Function<A: ?Sized, R> {
-    index: u32,
-    key: u64,
+    pub(crate) index: u16,
+    pub(crate) key: u64,
     types: PhantomData<fn(&A) -> R>,
 }
 
@@ -116,17 +113,8 @@ impl<A: Serialize + Schema + ?Sized, R: DeserializeOwned + Schema> Function<A, R
     /// # Errors
     /// As [`Sandbox::call`].
     pub fn call(&self, sandbox: &mut Sandbox, args: &A) -> Result<R, Error> {
-        sandbox.call_index(self.index, self.key, args)
+        sandbox.call_target(self.target(), args)
     }
-}
-
-/// What the guest answered.
-enum Answer {
-    /// The payload is in `incoming`.
-    Ready,
-    Reply,
-    /// The error's text is in `incoming`.
-    Error,
 }
 
 impl Sandbox {
@@ -147,11 +135,7 @@ impl Sandbox {
     ) -> Result<Self, Error> {
         let mut sandbox = Self::new(machine, transport, Arc::new(interface), host_functions, config, backend);
         sandbox.mappings = mappings;
-        match sandbox.converse()? {
-            Answer::Ready => {}
-            Answer::Reply => return Err(sandbox.violation("it replied before it was called")),
-            Answer::Error => return Err(Error::new(ErrorKind::GuestReturned, sandbox.guest_text())),
-        }
+        sandbox.await_ready()?;
         sandbox.functions = Arc::new(sandbox.exported()?);
         sandbox.written_at_start = sandbox.machine.space.collect_written()?;
         Ok(sandbox)
@@ -171,8 +155,8 @@ impl Sandbox {
     where
         R: DeserializeOwned + Schema,
     {
-        let (index, key) = self.resolve(name, &args, PhantomData::<R>)?;
-        self.call_index(index, key, &args)
+        let target = self.resolve(name, &args, PhantomData::<R>)?;
+        self.call_target(target, &args)
     }
 
     /// Checks a guest function's name and types once, for many calls.
@@ -204,10 +188,10 @@ impl Sandbox {
     /// As [`Sandbox::call`]. Nobody checks the arguments but the guest.
     pub fn call_encoded(&mut self, name: &str, arguments: &[u8]) -> Result<Vec<u8>, Error> {
         let exported = self.functions.get(name).ok_or_else(|| self.no_function(name))?;
-        let (index, key) = (exported.index, exported.info.key);
+        let function = Function::<(), ()> { index: exported.index, key: exported.info.key, types: PhantomData };
         self.outgoing.clear();
         self.outgoing.extend_from_slice(arguments);
-        self.exchange(index, key)?;
+        self.exchange(function.target())?;
         Ok(std::mem::take(&mut self.incoming))
     }
 
@@ -318,10 +302,10 @@ impl Sandbox {
         if !Arc::ptr_eq(&state.functions, &self.functions) {
             self.functions = Arc::clone(&state.functions);
             self.interface = Arc::clone(&state.interface);
-            self.transport.clone_from(transport);
             self.machine.origin = state.origin.clone();
             self.machine.stack = state.stack;
         }
+        self.transport.clone_from(transport);
         self.mappings.clone_from(&state.mappings);
         if let Some(base) = state.own_base.get().or(state.inherited_base.as_ref()) {
             self.base = Some(Arc::clone(base));
@@ -432,7 +416,7 @@ impl Sandbox {
             host_functions,
             backend,
             status: Status::Ready,
-            correlation: 0,
+            serving: 0,
             calls: 0,
             host_calls: 0,
             restores: 0,
@@ -444,7 +428,7 @@ impl Sandbox {
         }
     }
 
-    fn check_ready(&self) -> Result<(), Error> {
+    pub(crate) fn check_ready(&self) -> Result<(), Error> {
         if self.status == Status::Ready {
             return Ok(());
         }
@@ -468,143 +452,6 @@ impl Sandbox {
         }
     }
 
-    fn resolve<A: Schema, R: Schema>(&self, name: &str, _: &A, _: PhantomData<R>) -> Result<(u32, u64), Error> {
-        let function = self.function::<A, R>(name)?;
-        Ok((function.index, function.key))
-    }
-
-    fn call_index<A, R>(&mut self, index: u32, key: u64, args: &A) -> Result<R, Error>
-    where
-        A: Serialize + ?Sized,
-        R: DeserializeOwned,
-    {
-        let mut outgoing = std::mem::take(&mut self.outgoing);
-        outgoing.clear();
-        self.outgoing = postcard::to_extend(args, outgoing).map_err(|error| {
-            Error::new(ErrorKind::Config, "the arguments cannot be encoded: not every serde type has a wire form")
-                .with_source(error)
-        })?;
-        self.exchange(index, key)?;
-        match postcard::take_from_bytes(&self.incoming) {
-            Ok((result, [])) => Ok(result),
-            // The types were compared: a guest that answers something else does not keep to the protocol.
-            _ => Err(self.violation("its result is not of the function's type")),
-        }
-    }
-
-    /// Sends what is in `outgoing` to a function, and leaves its result in `incoming`.
-    fn exchange(&mut self, index: u32, key: u64) -> Result<(), Error> {
-        self.check_ready()?;
-        let mut header = Header::new(Kind::Call);
-        (header.index, header.key, header.correlation) = (index, key, self.correlation + 1);
-        self.transport.send(self.machine.space.memory_mut(), 0, header, &self.outgoing)?;
-        self.correlation += 1;
-        self.calls += 1;
-        match self.converse()? {
-            Answer::Reply => Ok(()),
-            Answer::Error => Err(Error::new(ErrorKind::GuestReturned, self.guest_text())),
-            Answer::Ready => Err(self.violation("it said twice that it is ready")),
-        }
-    }
-
-    /// Enters the guest until it answers, and serves what it asks for meanwhile.
-    fn converse(&mut self) -> Result<Answer, Error> {
-        let deadline = match self.config.timeout {
-            Some(timeout) => Deadline::after(timeout, self.machine.vcpu.kicker()),
-            None => Deadline::never(),
-        };
-        loop {
-            let stop = match self.machine.run(&deadline) {
-                Ok(stop) => stop,
-                Err(error) => {
-                    self.status = Status::Unrecoverable;
-                    self.machine.shell = None;
-                    return Err(error);
-                }
-            };
-            match stop {
-                Stop::Doorbell => {
-                    if let Some(answer) = self.doorbell()? {
-                        return Ok(answer);
-                    }
-                    if deadline.is_over() {
-                        return Err(self.timed_out());
-                    }
-                }
-                Stop::Exited(code) => return Err(self.crash(Cause::ExitedWithoutAnswer(code))),
-                Stop::TimedOut => return Err(self.timed_out()),
-                Stop::Crashed(mut report) => {
-                    self.status = Status::Poisoned;
-                    self.pass_on_log();
-                    let refused = self.transport.take_refused_allocation(self.machine.space.memory_mut());
-                    // The guest's own word, and only about its own abort.
-                    if refused != 0 && matches!(report.cause, Cause::Abort | Cause::IllegalInstruction) {
-                        report.cause = Cause::OutOfMemory;
-                    }
-                    return Err(Error::crashed(*report));
-                }
-            }
-        }
-    }
-
-    /// Looks at what the guest left. `None`: it was served and is to be entered again.
-    fn doorbell(&mut self) -> Result<Option<Answer>, Error> {
-        self.pass_on_log();
-        let received = match self.transport.receive(self.machine.space.memory()) {
-            Ok(received) => received,
-            Err(cause) => return Err(self.crash(cause)),
-        };
-        let kind = Kind::from_u8(received.header.kind);
-        if kind == Some(Kind::Flush) {
-            return Ok(None);
-        }
-        if received.header.correlation != self.correlation {
-            return Err(self.violation("its frame belongs to another call"));
-        }
-        if let Err(cause) = self.transport.payload(self.machine.space.memory(), &received, &mut self.incoming) {
-            return Err(self.crash(cause));
-        }
-        match kind {
-            Some(Kind::Ready) => Ok(Some(Answer::Ready)),
-            Some(Kind::Reply) => Ok(Some(Answer::Reply)),
-            Some(Kind::Error) => Ok(Some(Answer::Error)),
-            Some(Kind::HostCall) => self.host_call(&received).map(|()| None),
-            Some(Kind::Panic) => Err(self.panicked()),
-            _ => Err(self.violation("its frame is of no kind that a guest sends")),
-        }
-    }
-
-    fn host_call(&mut self, received: &Received) -> Result<(), Error> {
-        self.host_calls += 1;
-        let (key, at) = (received.header.key, u64::from(received.header.reply_at));
-        if !at.is_multiple_of(8) || self.transport.room(at) < 8 {
-            return Err(self.violation("it asked for a reply outside the inbound buffer"));
-        }
-        let good = self.host_functions.call(key, &self.incoming, &mut self.outgoing);
-        let mut header = Header::new(if good { Kind::HostReply } else { Kind::HostError });
-        (header.key, header.correlation) = (key, self.correlation);
-        let room = self.transport.room(at);
-        if self.outgoing.len() as u64 > room {
-            // The guest learns of it, cut to what fits.
-            header.kind = Kind::HostError as u8;
-            let text = if good {
-                too_large(self.outgoing.len() as u64, room).to_string().into_bytes()
-            } else {
-                std::mem::take(&mut self.outgoing)
-            };
-            self.outgoing = text;
-            self.outgoing.truncate(room as usize);
-        }
-        self.transport.send(self.machine.space.memory_mut(), at, header, &self.outgoing)
-    }
-
-    fn pass_on_log(&mut self) {
-        let dropped = self.transport.take_log(self.machine.space.memory_mut(), &mut self.log);
-        if !self.log.is_empty() || dropped > 0 {
-            log::emit(&self.log, dropped);
-        }
-    }
-
     /// Joins what the image's notes say with the order in which the guest's table has its functions.
     fn exported(&mut self) -> Result<HashMap<String, Exported>, Error> {
         let interface = Arc::clone(&self.interface);
@@ -612,7 +459,7 @@ impl Sandbox {
         if !rest.is_empty() || keys.len() > signature::MAX_FUNCTIONS {
             return Err(self.violation("its table of functions is malformed"));
         }
-        let indices: HashMap<u64, u32> = keys.iter().map(|key| u64::from_le_bytes(*key)).zip(0..).collect();
+        let indices: HashMap<u64, u16> = keys.iter().map(|key| u64::from_le_bytes(*key)).zip(0..).collect();
         let missing = interface.functions.iter().find(|function| !indices.contains_key(&function.key));
         if let Some(function) = missing {
             let message =
@@ -626,34 +473,6 @@ impl Sandbox {
                 Some((name.to_owned(), Exported { info: info.clone(), index: *indices.get(&info.key)? }))
             })
             .collect())
-    }
-
-    fn panicked(&mut self) -> Error {
-        let decoded: Result<(String, String, u32, u32), _> = postcard::from_bytes(&self.incoming);
-        let cause = match decoded {
-            Ok((message, file, line, column)) => Cause::Panic { message, location: format!("{file}:{line}:{column}") },
-            Err(_) => Cause::ProtocolViolation("it panicked, but did not say how"),
-        };
-        self.crash(cause)
-    }
-
-    fn guest_text(&self) -> String {
-        String::from_utf8_lossy(&self.incoming).into_owned()
-    }
-
-    fn violation(&mut self, what: &'static str) -> Error {
-        self.crash(Cause::ProtocolViolation(what))
-    }
-
-    fn crash(&mut self, cause: Cause) -> Error {
-        self.status = Status::Poisoned;
-        Error::crashed(self.machine.report(None, Some(cause)))
-    }
-
-    fn timed_out(&mut self) -> Error {
-        self.status = Status::Poisoned;
-        let timeout = self.config.timeout.unwrap_or_default();
-        Error::new(ErrorKind::TimedOut, format!("the guest did not answer within {timeout:?}: it was stopped"))
     }
 
     fn no_function(&self, name: &str) -> Error {

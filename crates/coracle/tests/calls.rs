@@ -189,7 +189,7 @@ fn types_are_compared_before_the_call() {
 #[test]
 fn a_payload_above_the_limit_is_refused_before_the_call() {
     with_each(|sandbox| {
-        let error = sandbox.call::<String>("echo", &*"x".repeat(300_000)).unwrap_err();
+        let error = sandbox.call::<String>("echo", &*"x".repeat((64 << 20) + 1)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Limit);
         assert!(error.to_string().contains("payload_bytes"), "{error}");
         assert_eq!(sandbox.call::<String>("echo", "still here").unwrap(), "still here");
@@ -342,7 +342,7 @@ fn an_image_of_another_abi_is_refused_with_both_versions() {
         bytes[at.unwrap() + 20] = 99;
         let error = Sandbox::builder(&Image::from_bytes(bytes).unwrap()).build().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Image);
-        assert!(error.to_string().contains("ABI 99") && error.to_string().contains("ABI 1"), "{error}");
+        assert!(error.to_string().contains("ABI 99") && error.to_string().contains("ABI 2"), "{error}");
     });
 }
 

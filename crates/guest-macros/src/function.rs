@@ -1,6 +1,6 @@
 //! `#[function]`: a function of the guest that the host can call.
 
-use crate::interface::{Head, Interface, private, with_lifetime};
+use crate::interface::{Head, Interface, Options, private, with_lifetime};
 use proc_macro2::{Span, TokenStream};
 use quote::{format_ident, quote};
 use syn::visit::Visit;
@@ -19,7 +19,11 @@ fn added(options: TokenStream, item: TokenStream) -> Result<TokenStream> {
         let message = "a function of the guest has a body; one of the host is declared with `#[host]`";
         return Err(Error::new_spanned(head.body, message));
     }
-    let interface = Interface::new(parse2(options)?, &head.signature)?;
+    let options: Options = parse2(options)?;
+    if let Some(notify) = options.notify {
+        return Err(Error::new(notify.span(), "the host waits for its calls: `notify` is for `#[host]`"));
+    }
+    let interface = Interface::new(options, &head.signature)?;
     let mut arguments = Vec::new();
     let mut types = Vec::new();
     let mut passed = Vec::new();
@@ -209,7 +213,8 @@ mod tests {
         refused("", "fn f(a: A, b: B, c: C, d: D, e: E, f: F, g: G) {}", "at most 6 parameters");
         refused("", "fn f();", "has a body");
         refused("", "struct S;", "expected");
-        refused("nmae = \"f\"", "fn f() {}", "only option");
+        refused("nmae = \"f\"", "fn f() {}", "only options");
+        refused("notify", "fn f() {}", "the host waits");
         refused("name = f", "fn f() {}", "expected string literal");
     }
 }

@@ -1,6 +1,6 @@
 //! `#[host]`: a function of the host that the guest can call.
 
-use crate::interface::{Head, Interface, private};
+use crate::interface::{Head, Interface, Options, private};
 use proc_macro2::TokenStream;
 use quote::quote;
 use syn::{Error, Result, Type, parse2};
@@ -15,15 +15,25 @@ fn expand_or_error(options: TokenStream, item: TokenStream) -> Result<TokenStrea
     if body.to_string() != ";" {
         return Err(Error::new_spanned(body, "the host has the body: end this declaration with `;`"));
     }
-    let interface = Interface::new(parse2(options)?, &signature)?;
+    let options: Options = parse2(options)?;
+    let notify = options.notify.clone();
+    let interface = Interface::new(options, &signature)?;
     if let Type::Reference(reference) = &interface.result {
         return Err(Error::new_spanned(reference, "a reply is a value of its own: return an owned type"));
     }
     let private = private();
     let arguments = interface.parameters.iter().map(|it| &it.name);
     let result = &interface.result;
+    if let Some(notify) = &notify
+        && !matches!(result, Type::Tuple(tuple) if tuple.elems.is_empty())
+    {
+        return Err(Error::new(notify.span(), "nobody waits for a result: leave out `notify`, or return nothing"));
+    }
     // `(x)` is `x`, as on the wire.
-    let call = quote!(#private::host_call::<_, #result>(CORACLE_KEY, &(#(#arguments),*)));
+    let call = match notify {
+        Some(_) => quote!(#private::host_notify(CORACLE_KEY, &(#(#arguments),*))),
+        None => quote!(#private::host_call::<_, #result>(CORACLE_KEY, &(#(#arguments),*))),
+    };
     let answer = if interface.fallible {
         quote!(::core::result::Result::map_err(#call, ::core::convert::From::from))
     } else {
@@ -95,6 +105,15 @@ mod tests {
     #[test]
     fn a_result_is_passed_on() {
         contains("fn f() -> Result<u8, HostError>;", &["host_call::<_, u8>", "map_err", "NamedType = <u8 as"]);
+    }
+
+    #[test]
+    fn what_nobody_waits_for_returns_nothing() {
+        let notify = |item: &str| expansion("notify, name = \"metrics.count\"", item);
+        let text = notify("fn count(n: u64);");
+        assert!(text.contains("host_notify(CORACLE_KEY,&(n))") && text.contains("\"metrics.count\""), "{text}");
+        assert!(notify("fn count() -> Result<(), HostError>;").contains("map_err(::coracle_guest"));
+        assert!(notify("fn count() -> u8;").contains("compile_error"));
     }
 
     #[test]

@@ -18,26 +18,36 @@ use syn::{
 /// `postcard-schema` describes tuples of up to this length, and the other side's arguments are such a tuple.
 const PARAMETERS_MAX: usize = 6;
 
-/// What can stand in the attribute's parentheses: nothing, or `name = "..."`.
+/// What can stand in the attribute's parentheses: nothing, or `name = "..."`, or `notify`, or both.
 #[derive(Default)]
 pub(crate) struct Options {
     /// The name for the other side, where it is not the function's own.
     name: Option<LitStr>,
+    /// Where it says that nobody waits.
+    pub(crate) notify: Option<Ident>,
 }
 
 impl Parse for Options {
     fn parse(input: ParseStream<'_>) -> Result<Self> {
-        if input.is_empty() {
-            return Ok(Self::default());
+        let mut options = Self::default();
+        while !input.is_empty() {
+            let key: Ident = input.parse()?;
+            if key == "name" && options.name.is_none() {
+                input.parse::<Token![=]>()?;
+                options.name = Some(input.parse()?);
+            } else if key == "notify" && options.notify.is_none() {
+                options.notify = Some(key);
+            } else {
+                return Err(Error::new(
+                    key.span(),
+                    "the only options are `name = \"...\"` and, for `#[host]`, `notify`",
+                ));
+            }
+            if input.parse::<Option<Token![,]>>()?.is_none() {
+                break;
+            }
         }
-        let key: Ident = input.parse()?;
-        if key != "name" {
-            return Err(Error::new(key.span(), "the only option is `name = \"...\"`"));
-        }
-        input.parse::<Token![=]>()?;
-        let name = input.parse()?;
-        input.parse::<Option<Token![,]>>()?;
-        Ok(Self { name: Some(name) })
+        Ok(options)
     }
 }
 

@@ -2,17 +2,17 @@
 //!
 //! `#[function]` adds a [`Function`] to [`FUNCTIONS`] at link time, so that nothing runs to register one. The serve
 //! loop finds the function that a call means and lets [`Function::call`] do the rest: arguments in place in the
-//! inbound buffer, the answer straight into the outbound one, and no allocation of its own on the way.
+//! host's message, the answer straight to where the host reads it, and no allocation of its own on the way.
 //!
 //! Everything here is public for the macros' sake and reached through `__private`; only the macros promise to keep.
 
 use crate::rt::window::Window;
-use coracle_abi::frame::Kind;
+use coracle_abi::message::Kind;
 use core::fmt::{self, Write as _};
 use postcard::ser_flavors::Flavor;
 use serde::{Deserialize, Serialize};
 
-/// All functions of the program, in the order in which the linker put them. Their indices are those of frames.
+/// All functions of the program, in the order in which the linker put them. Their indices are those of calls.
 #[linkme::distributed_slice]
 pub static FUNCTIONS: [Function];
 
@@ -29,7 +29,7 @@ pub struct Function {
 }
 
 impl Function {
-    /// Calls it and leaves the answer's payload in `output`, whatever was there before. Returns what frame to send:
+    /// Calls it and leaves the answer's payload in `output`, whatever was there before. Returns what message to send:
     /// a reply, or an error with a message that was cut to what fits.
     pub fn call(&self, arguments: &[u8], output: &mut Output<'_>) -> Kind {
         output.clear();
@@ -54,9 +54,9 @@ pub enum Failure {
         /// How many more.
         bytes: usize,
     },
-    /// The result needs more than the outbound buffer.
+    /// The result needs more than a payload may have.
     TooLarge {
-        /// What the buffer holds, in bytes.
+        /// How many bytes that are.
         limit: usize,
     },
     /// The result refuses to be encoded.
@@ -71,7 +71,7 @@ impl fmt::Display for Failure {
             Self::Decode(error) => write!(out, "the arguments cannot be decoded: {error}"),
             Self::LeftOver { bytes } => write!(out, "{bytes} bytes are left over after the arguments"),
             Self::TooLarge { limit } => {
-                write!(out, "the result is larger than the {limit} bytes of the outbound buffer")
+                write!(out, "the result is larger than the {limit} bytes of a payload: raise payload_bytes")
             }
             Self::Encode(error) => write!(out, "the result cannot be encoded: {error}"),
             Self::Returned => out.write_str("the function returned an error"),
@@ -92,22 +92,49 @@ pub fn decode<'a, T: Deserialize<'a>>(arguments: &'a [u8]) -> Result<T, Failure>
     }
 }
 
-/// A payload in the making: bytes at the start of a buffer that does not grow.
-#[derive(Debug)]
+/// Where a payload is made.
+pub(crate) trait Outbox {
+    /// Room for one, from now on half made.
+    fn begin(&self) -> Window<'_>;
+
+    /// More room than this, for the same one from its start; `None` if there is none.
+    fn more(&self, room: Window<'_>) -> Option<Window<'_>>;
+
+    /// It is made, or given up.
+    fn end(&self);
+
+    /// The most bytes of a payload.
+    fn limit(&self) -> usize;
+}
+
+/// A payload in the making: bytes at the start of a buffer that does not grow. If they are too many, it is made again in a
+/// larger one, where there is one.
 pub struct Output<'b> {
-    buffer: Window<'b>, // No reference: a host call that the function makes uses the same bytes.
+    buffer: Window<'b>, // No reference: a host call that the function makes may use the same bytes.
     used: usize,        // Invariant: at most the buffer's length.
+    outbox: Option<&'b dyn Outbox>,
+}
+
+impl fmt::Debug for Output<'_> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Output").field("buffer", &self.buffer).field("used", &self.used).finish_non_exhaustive()
+    }
 }
 
 impl<'b> Output<'b> {
     /// An empty payload that can grow to the whole of `buffer`.
     pub fn new(buffer: &'b mut [u8]) -> Self {
-        Self::in_window(Window::new(buffer))
+        Self { buffer: Window::new(buffer), used: 0, outbox: None }
     }
 
-    /// An empty payload that can grow to the whole of a window.
-    pub(crate) fn in_window(buffer: Window<'b>) -> Self {
-        Self { buffer, used: 0 }
+    /// An empty payload, which is begun when something is put into it.
+    pub(crate) fn to(outbox: &'b dyn Outbox) -> Self {
+        Self { buffer: Window::EMPTY, used: 0, outbox: Some(outbox) }
+    }
+
+    /// Where it lies.
+    pub(crate) fn place(&self) -> u64 {
+        self.buffer.address()
     }
 
     /// Bytes so far.
@@ -125,18 +152,47 @@ impl<'b> Output<'b> {
         self.used = 0;
     }
 
+    /// Forgets all bytes, and begins anew where there is room now.
+    fn begin(&mut self) {
+        self.used = 0;
+        if let Some(outbox) = self.outbox {
+            self.buffer = outbox.begin();
+        }
+    }
+
+    fn end(&self) {
+        if let Some(outbox) = self.outbox {
+            outbox.end();
+        }
+    }
+
     /// Makes `value` the payload.
     ///
     /// # Errors
     /// [`Failure::TooLarge`] and [`Failure::Encode`]; the payload is then of no use.
     #[inline]
     pub fn reply<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Failure> {
-        self.clear();
-        let limit = self.buffer.len();
-        postcard::serialize_with_flavor(value, &mut *self).map_err(|error| match error {
-            postcard::Error::SerializeBufferFull => Failure::TooLarge { limit },
+        self.begin();
+        let mut result = postcard::serialize_with_flavor(value, &mut *self);
+        while result == Err(postcard::Error::SerializeBufferFull) && self.grow() {
+            result = postcard::serialize_with_flavor(value, &mut *self);
+        }
+        self.end();
+        result.map_err(|error| match error {
+            postcard::Error::SerializeBufferFull => {
+                Failure::TooLarge { limit: self.outbox.map_or(self.buffer.len(), Outbox::limit) }
+            }
             error => Failure::Encode(error),
         })
+    }
+
+    /// Begins anew where there is more room.
+    #[cold]
+    fn grow(&mut self) -> bool {
+        self.used = 0;
+        let Some(more) = self.outbox.and_then(|outbox| outbox.more(self.buffer)) else { return false };
+        self.buffer = more;
+        true
     }
 
     /// Makes the text of `error` the payload.
@@ -151,10 +207,11 @@ impl<'b> Output<'b> {
 
     /// Makes a text the payload, as much of it as fits.
     pub(crate) fn say<T: fmt::Display + ?Sized>(&mut self, text: &T) {
-        self.clear();
+        self.begin();
         // Of the two causes of an error, the buffer's end and an implementation that gives up, neither leaves
         // anything better to say than what is there now.
         let _ = write!(self, "{text}");
+        self.end();
     }
 
     /// Appends `bytes`, all or nothing.
@@ -225,7 +282,7 @@ mod tests {
     #[test]
     fn a_result_that_does_not_fit_is_an_error_cut_to_what_fits() {
         check(b"\x02ab\x02", 6, Kind::Error, b"the re");
-        let message = b"the result is larger than the 64 bytes of the outbound buffer";
+        let message = b"the result is larger than the 64 bytes of a payload: raise paylo";
         let long = [&[62][..], &[b'a'; 62], &[2]].concat();
         check(&long, 64, Kind::Error, message);
     }

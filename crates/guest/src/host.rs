@@ -38,11 +38,9 @@ impl core::error::Error for HostError {}
 
 /// Calls the host function with this key: what [`host`](crate::host) expands to.
 ///
-/// Neither the arguments' `Serialize` nor the function's that is being served must call the host in turn: there is one
-/// buffer for what is sent, and it would be overwritten.
-///
 /// # Errors
-/// If the host's function fails, and if arguments or reply do not fit the buffers.
+/// If the host's function fails, if arguments or reply are above the limit of payloads, and in the `Serialize` of what is being
+/// sent.
 pub fn host_call<A, R>(key: u64, arguments: &A) -> Result<R, HostError>
 where
     A: Serialize + ?Sized,
@@ -50,6 +48,17 @@ where
 {
     match rt::link() {
         Some(link) => link.host_call(key, arguments),
+        None => Err(HostError::new("there is no host: this program runs outside of a sandbox".into())),
+    }
+}
+
+/// Calls the host function with this key and does not wait: what [`host`](crate::host) with `notify` expands to.
+///
+/// # Errors
+/// If the arguments are above the limit of payloads, and in the `Serialize` of what is being sent.
+pub fn host_notify<A: Serialize + ?Sized>(key: u64, arguments: &A) -> Result<(), HostError> {
+    match rt::link() {
+        Some(link) => link.notify(key, arguments),
         None => Err(HostError::new("there is no host: this program runs outside of a sandbox".into())),
     }
 }

@@ -96,7 +96,7 @@ mod rt;
 /// its error is what the host gets. The host knows the signature before it runs the program: from a note that is made
 /// here.
 ///
-/// A result's `Serialize` must not call the host: there is one buffer for what is sent.
+/// A result's `Serialize` cannot call the host, which answers with an error: it is about to get the result.
 ///
 /// ```
 /// # fn main() {}
@@ -117,7 +117,9 @@ pub use coracle_guest_macros::function;
 /// `Result<T, HostError>`, or a `Result` whose error is made `From` a [`HostError`], the host's error is given to the
 /// caller; else the program panics with it.
 ///
-/// An argument's `Serialize` must not call the host in turn: there is one buffer for what is sent.
+/// With `#[host(notify)]` the program goes on at once: the host gets the call with all else that it is sent, when the call
+/// that is being served ends or waits for a reply. Such a function returns nothing, and the program does not learn whether
+/// it failed. An argument's `Serialize` cannot call the host in turn, which answers with an error.
 ///
 /// ```no_run
 /// use coracle_guest::HostError;
@@ -258,7 +260,7 @@ macro_rules! __abi_note {
 #[doc(hidden)]
 pub mod __private {
     pub use crate::function::{FUNCTIONS, Failure, Function, Invoke, Output, decode};
-    pub use crate::host::host_call;
+    pub use crate::host::{host_call, host_notify};
     pub use crate::rt::start;
     pub use {alloc, coracle_abi as abi, linkme, postcard_schema};
 

@@ -22,7 +22,7 @@ fn call<A: Serialize + Schema, R: for<'a> Deserialize<'a> + Schema>(name: &str, 
     let payload = output.len();
     let payload = &buffer[..payload];
     match kind {
-        coracle_guest::__private::abi::frame::Kind::Reply => Ok(postcard::from_bytes(payload).unwrap()),
+        coracle_guest::__private::abi::message::Kind::Reply => Ok(postcard::from_bytes(payload).unwrap()),
         _ => Err(String::from_utf8(payload.to_vec()).unwrap()),
     }
 }

@@ -15,7 +15,7 @@ use crate::pool::Area;
 use crate::ring::{INDIRECT, Layout, NEXT, Place, Ring, WRITE};
 
 /// One side of a queue. See the [module](self).
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Device<M> {
     ring: Ring<M>,
     events: Events,
@@ -61,6 +61,92 @@ impl Token {
     }
 }
 
+impl<M: Clone> Clone for Device<M> {
+    fn clone(&self) -> Self {
+        Self {
+            ring: self.ring.clone(),
+            events: self.events.clone(),
+            next_available: self.next_available,
+            next_used: self.next_used,
+            held: self.held,
+            chains: self.chains.clone(),
+            slots: self.slots.clone(),
+            bytes_max: self.bytes_max,
+        }
+    }
+
+    /// Puts it to another side's state, and allocates nothing if both queues are of one size.
+    fn clone_from(&mut self, other: &Self) {
+        let Self { ring, events, next_available, next_used, held, chains, slots, bytes_max } = other;
+        self.ring.clone_from(ring);
+        self.events.clone_from(events);
+        self.next_available = *next_available;
+        self.next_used = *next_used;
+        self.held = *held;
+        self.chains.clone_from(chains);
+        self.slots.clone_from(slots);
+        self.bytes_max = *bytes_max;
+    }
+}
+
+impl<M> Device<M> {
+    /// Where it goes on, if it holds no chain: all that is to be known of it then, beside what it was made with.
+    pub fn idle_at(&self) -> Option<Place> {
+        (self.held == 0 && self.next_available == self.next_used).then_some(self.next_available)
+    }
+
+    /// The same side, parked without its memory: for an embedder that cannot lend it all the time. See [`Device::with`].
+    pub fn park(self) -> Device<()> {
+        self.over(())
+    }
+
+    /// Where the queue lies.
+    pub fn layout(&self) -> Layout {
+        self.ring.layout
+    }
+
+    #[inline]
+    fn over<N>(self, memory: N) -> Device<N> {
+        let Self { ring, events, next_available, next_used, held, chains, slots, bytes_max } = self;
+        let ring = Ring { memory, layout: ring.layout };
+        Device { ring, events, next_available, next_used, held, chains, slots, bytes_max }
+    }
+}
+
+impl Device<()> {
+    /// A parked side that goes on where an idle one was ([`Device::idle_at`]), over a queue that is as it was then. `None` for a place
+    /// outside of the queue.
+    pub fn resume(layout: Layout, area: Area, place: Place, bytes_max: u32) -> Option<Self> {
+        let size = layout.size();
+        (place.index < size).then(|| Self {
+            ring: Ring { memory: (), layout },
+            events: Events::new(layout.device_event(), layout.driver_event(), size, place),
+            next_available: place,
+            next_used: place,
+            held: 0,
+            chains: alloc::vec![0; usize::from(size)].into_boxed_slice(),
+            slots: SlotMarks::new(area),
+            bytes_max,
+        })
+    }
+
+    /// Lends the memory to a parked side while it acts. If `act` panics, the side is of no use any more.
+    #[inline]
+    pub fn with<M, R>(&mut self, memory: M, act: impl FnOnce(&mut Device<M>) -> R) -> R {
+        let mut side = Self {
+            ring: self.ring.clone(),
+            events: self.events.clone(),
+            chains: core::mem::take(&mut self.chains),
+            slots: SlotMarks { marks: core::mem::take(&mut self.slots.marks), ..self.slots },
+            ..*self
+        }
+        .over(memory);
+        let result = act(&mut side);
+        *self = side.over(());
+        result
+    }
+}
+
 impl<M: Memory> Device<M> {
     /// Looks at the queue at `layout`, whose segments must lie in `area` and have at most `bytes_max` bytes a chain.
     ///
@@ -70,7 +156,7 @@ impl<M: Memory> Device<M> {
         memory.check(area.base(), area.bytes())?;
         let mut device = Self {
             ring: Ring::new(memory, layout)?,
-            events: Events::new(layout.device_event(), layout.driver_event(), layout.size()),
+            events: Events::new(layout.device_event(), layout.driver_event(), layout.size(), Place::START),
             next_available: Place::START,
             next_used: Place::START,
             held: 0,
@@ -80,11 +166,6 @@ impl<M: Memory> Device<M> {
         };
         device.reset()?;
         Ok(device)
-    }
-
-    /// Where the queue lies.
-    pub fn layout(&self) -> Layout {
-        self.ring.layout
     }
 
     /// The memory that the queue lies in.
@@ -193,7 +274,7 @@ impl<M: Memory> Device<M> {
         self.next_used = Place::START;
         self.held = 0;
         self.chains.fill(0);
-        self.events = Events::new(layout.device_event(), layout.driver_event(), layout.size());
+        self.events = Events::new(layout.device_event(), layout.driver_event(), layout.size(), Place::START);
         self.events.listen(&self.ring.memory)
     }
 
@@ -296,11 +377,23 @@ impl Found {
 }
 
 /// Which chain last had each slot: finds segments that overlap within a chain in constant time a slot.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct SlotMarks {
     area: Area,
     marks: Box<[u32]>,
     chain: u32,
+}
+
+impl Clone for SlotMarks {
+    fn clone(&self) -> Self {
+        Self { area: self.area, marks: self.marks.clone(), chain: self.chain }
+    }
+
+    fn clone_from(&mut self, other: &Self) {
+        let Self { area, marks, chain } = other;
+        self.marks.clone_from(marks);
+        (self.area, self.chain) = (*area, *chain);
+    }
 }
 
 impl SlotMarks {

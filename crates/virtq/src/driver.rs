@@ -17,7 +17,7 @@ use crate::memory::{Memory, OutOfBounds, Segment};
 use crate::ring::{Layout, NEXT, Place, Ring, WRITE};
 
 /// One side of a queue. See the [module](self).
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Driver<M> {
     ring: Ring<M>,
     events: Events,
@@ -71,6 +71,121 @@ pub struct Used<'b> {
     pub writable: &'b [Segment],
 }
 
+impl<M: Clone> Clone for Driver<M> {
+    fn clone(&self) -> Self {
+        Self {
+            ring: self.ring.clone(),
+            events: self.events.clone(),
+            next_available: self.next_available,
+            next_used: self.next_used,
+            free: self.free,
+            first_free: self.first_free,
+            entries: self.entries.clone(),
+            chains: self.chains.clone(),
+            bytes_max: self.bytes_max,
+            broken: self.broken,
+        }
+    }
+
+    /// Puts it to another side's state, and allocates nothing if both queues are of one size.
+    fn clone_from(&mut self, other: &Self) {
+        let Self { ring, events, next_available, next_used, free, first_free, entries, chains, bytes_max, broken } =
+            other;
+        self.ring.clone_from(ring);
+        self.events.clone_from(events);
+        self.next_available = *next_available;
+        self.next_used = *next_used;
+        self.free = *free;
+        self.first_free = *first_free;
+        self.entries.clone_from(entries);
+        self.chains.clone_from(chains);
+        self.bytes_max = *bytes_max;
+        self.broken = *broken;
+    }
+}
+
+impl<M> Driver<M> {
+    /// Where it goes on, if nothing is outstanding: all that is to be known of it then, beside what it was made with.
+    pub fn idle_at(&self) -> Option<Place> {
+        let is_idle = !self.broken && self.free == self.ring.layout.size() && self.next_available == self.next_used;
+        is_idle.then_some(self.next_available)
+    }
+
+    fn begin_at(&mut self, place: Place) {
+        let layout = self.ring.layout;
+        self.next_available = place;
+        self.next_used = place;
+        self.events = Events::new(layout.driver_event(), layout.device_event(), layout.size(), place);
+        self.free = layout.size();
+        self.first_free = 0;
+        self.chains.fill(Chain::default());
+        for (index, entry) in self.entries.iter_mut().enumerate() {
+            *entry = Entry { next: (index + 1) as u16, ..Entry::default() };
+        }
+    }
+
+    /// The same side, parked without its memory: for an embedder that cannot lend it all the time. See [`Driver::with`].
+    pub fn park(self) -> Driver<()> {
+        self.over(())
+    }
+
+    /// Where the queue lies.
+    pub fn layout(&self) -> Layout {
+        self.ring.layout
+    }
+
+    /// How many descriptors can be offered now.
+    pub fn free(&self) -> u16 {
+        self.free
+    }
+
+    #[inline]
+    fn over<N>(self, memory: N) -> Driver<N> {
+        let Self { ring, events, next_available, next_used, free, first_free, entries, chains, bytes_max, broken } =
+            self;
+        let ring = Ring { memory, layout: ring.layout };
+        Driver { ring, events, next_available, next_used, free, first_free, entries, chains, bytes_max, broken }
+    }
+}
+
+impl Driver<()> {
+    /// A parked side that goes on where an idle one was ([`Driver::idle_at`]), over a queue that is as it was then. `None` for a place
+    /// outside of the queue.
+    pub fn resume(layout: Layout, place: Place, bytes_max: u32) -> Option<Self> {
+        let size = layout.size();
+        let mut driver = Self {
+            ring: Ring { memory: (), layout },
+            events: Events::new(layout.driver_event(), layout.device_event(), size, place),
+            next_available: place,
+            next_used: place,
+            free: size,
+            first_free: 0,
+            entries: alloc::vec![Entry::default(); usize::from(size)].into_boxed_slice(),
+            chains: alloc::vec![Chain::default(); usize::from(size)].into_boxed_slice(),
+            bytes_max,
+            broken: false,
+        };
+        driver.begin_at(place);
+        (place.index < size).then_some(driver)
+    }
+
+    /// Lends the memory to a parked side while it acts. If `act` panics, the side is of no use any more.
+    #[inline]
+    pub fn with<M, R>(&mut self, memory: M, act: impl FnOnce(&mut Driver<M>) -> R) -> R {
+        let mut side = Self {
+            ring: self.ring.clone(),
+            events: self.events.clone(),
+            entries: core::mem::take(&mut self.entries),
+            chains: core::mem::take(&mut self.chains),
+            ..*self
+        }
+        .over(memory);
+        let result = act(&mut side);
+        *self = side.over(());
+        result
+    }
+}
+
 impl<M: Memory> Driver<M> {
     /// Zeroes the queue at `layout`. No chain may have more than `bytes_max` bytes. Make the driver before the device.
     ///
@@ -80,7 +195,7 @@ impl<M: Memory> Driver<M> {
         let size = layout.size();
         let mut driver = Self {
             ring: Ring::new(memory, layout)?,
-            events: Events::new(layout.driver_event(), layout.device_event(), size),
+            events: Events::new(layout.driver_event(), layout.device_event(), size, Place::START),
             next_available: Place::START,
             next_used: Place::START,
             free: size,
@@ -94,19 +209,9 @@ impl<M: Memory> Driver<M> {
         Ok(driver)
     }
 
-    /// Where the queue lies.
-    pub fn layout(&self) -> Layout {
-        self.ring.layout
-    }
-
     /// The memory that the queue lies in.
     pub fn memory(&self) -> &M {
         &self.ring.memory
-    }
-
-    /// How many descriptors can be offered now.
-    pub fn free(&self) -> u16 {
-        self.free
     }
 
     /// Makes one buffer available: what the device may read, then what it may write. Returns the name of the chain,
@@ -252,16 +357,7 @@ impl<M: Memory> Driver<M> {
     }
 
     fn start(&mut self) -> Result<(), OutOfBounds> {
-        let layout = self.ring.layout;
-        self.next_available = Place::START;
-        self.next_used = Place::START;
-        self.events = Events::new(layout.driver_event(), layout.device_event(), layout.size());
-        self.free = layout.size();
-        self.first_free = 0;
-        self.chains.fill(Chain::default());
-        for (index, entry) in self.entries.iter_mut().enumerate() {
-            *entry = Entry { next: (index + 1) as u16, ..Entry::default() };
-        }
+        self.begin_at(Place::START);
         self.ring.clear()?;
         self.events.listen(&self.ring.memory)
     }

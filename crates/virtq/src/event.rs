@@ -59,8 +59,8 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    pub(crate) fn new(ours: u64, theirs: u64, size: u16) -> Self {
-        Self { ours, theirs, size, since: Place::START, count: 0 }
+    pub(crate) fn new(ours: u64, theirs: u64, size: u16, since: Place) -> Self {
+        Self { ours, theirs, size, since, count: 0 }
     }
 
     /// Notes that `count` more descriptors went into the ring.

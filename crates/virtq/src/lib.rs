@@ -17,6 +17,7 @@
 //! | [`pool`] | fixed-size slots, given out and taken back |
 //! | [`payload`] | bytes to and from several segments |
 //! | [`link`] | all of it together: send, receive, reply |
+//! | [`lockstep`] | the two sides for a program that trusts its peer and keeps no books |
 //!
 //! Memory is allocated when a side is made and never later. Left to others: what a message means, how a
 //! notification travels, and who waits for whom. Not offered: indirect descriptors, and in-order use as a
@@ -59,6 +60,7 @@ pub mod device;
 pub mod driver;
 pub mod event;
 pub mod link;
+pub mod lockstep;
 pub mod memory;
 pub mod payload;
 pub mod pointer;

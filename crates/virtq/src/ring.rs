@@ -145,6 +145,18 @@ impl Place {
         if index >= size { Self { index: index - size, wrap: !self.wrap } } else { Self { index, wrap: self.wrap } }
     }
 
+    /// Both in one word.
+    #[inline]
+    pub const fn pack(self) -> u16 {
+        self.index | (self.wrap as u16) << 15
+    }
+
+    /// What was packed.
+    #[inline]
+    pub const fn unpack(word: u16) -> Self {
+        Self { index: word & !(1 << 15), wrap: word >> 15 == 1 }
+    }
+
     /// Its number in two laps, after which wrap counters repeat.
     pub(crate) const fn in_two_laps(self, size: u16) -> u32 {
         self.index as u32 + if self.wrap { 0 } else { size as u32 }

@@ -37,6 +37,8 @@ pub const ECHO_NOSTD: RustGuest = rust("echo-nostd");
 pub const KEEPER: RustGuest = rust("keeper");
 /// Reads and writes what the host lends it.
 pub const BORROWER: RustGuest = rust("borrower");
+/// Makes, measures and passes on bytes of any number.
+pub const CARRIER: RustGuest = rust("carrier");
 /// Spreads a nonce over all that a guest has, searches all that it can read for one, draws random numbers.
 pub const HYGIENE: RustGuest = rust("hygiene");
 /// An ordinary program that uses all of `std`.

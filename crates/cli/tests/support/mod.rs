@@ -106,27 +106,41 @@ pub(crate) fn guest(abi_version: u32) -> Vec<u8> {
     };
     code.extend([0x48, 0xbb]); // mov rbx, BOOT_PAGE
     code.extend(map::BOOT_PAGE.to_le_bytes());
-    code.extend([0x4c, 0x8b, 0x63, 24]); // mov r12, [rbx + 24]: inbound
-    code.extend([0x4c, 0x8b, 0x6b, 40]); // mov r13, [rbx + 40]: outbound
+    code.extend([0x4c, 0x8b, 0x63, 24]); // mov r12, [rbx + 24]: the queues, calls first
+    code.extend([0x4c, 0x8b, 0x6b, 40]); // mov r13, [rbx + 40]: where messages lie
     code.extend([0x49, 0xc7, 0x45, 0, 1, 0, 0, 0]); // mov qword [r13], READY
-    code.extend([0x41, 0xc7, 0x45, 24, keys.len() as u8, 0, 0, 0]); // mov dword [r13 + 24], bytes
     for (index, key) in keys.chunks_exact(8).enumerate() {
         mov_rax(&mut code, u64::from_le_bytes(key.try_into().unwrap()));
-        code.extend([0x49, 0x89, 0x45, 32 + 8 * index as u8]); // mov [r13 + 32 + 8 * index], rax
+        code.extend([0x49, 0x89, 0x45, 8 + 8 * index as u8]); // mov [r13 + 8 + 8 * index], rax
     }
+    // The first descriptor of the messages' queue: r13, bytes, name 0, available.
+    code.extend([0x4d, 0x89, 0xac, 0x24, 0, 4, 0, 0]); // mov [r12 + 1024], r13
+    mov_rax(&mut code, 0x80 << 48 | (8 + keys.len() as u64));
+    code.extend([0x49, 0x89, 0x84, 0x24, 8, 4, 0, 0]); // mov [r12 + 1032], rax
+    code.extend([0x45, 0x31, 0xf6]); // xor r14d, r14d: calls so far
     ring(&mut code);
     let again = code.len();
-    code.extend([0x41, 0x8b, 0x44, 0x24, 4]); // mov eax, [r12 + 4]: index
+    code.extend([0x45, 0x8d, 0x7e, 1]); // lea r15d, [r14 + 1]: messages so far
+    code.extend([0x44, 0x89, 0xf0, 0x83, 0xe0, 63, 0xc1, 0xe0, 4, 0x4d, 0x8d, 0x04, 0x04]); // r8: the call's descriptor
+    code.extend([0x44, 0x89, 0xf8, 0x83, 0xe0, 63, 0x41, 0x89, 0xc2, 0xc1, 0xe0, 4]); // r10d: the message's place
+    code.extend([0x4d, 0x8d, 0x8c, 0x04, 0, 4, 0, 0]); // r9: its descriptor
+    code.extend([0x49, 0x8b, 0x30, 0x41, 0x8b, 0x48, 8]); // mov rsi, [r8]; mov ecx, [r8 + 8]: the call
+    code.extend([0x0f, 0xb7, 0x46, 2]); // movzx eax, word [rsi + 2]: index
     code.extend([0x83, 0xf8, 1, 0x75, 2, 0x0f, 0x0b]); // cmp eax, 1; jne over; ud2
     code.extend([0xd1, 0xe8, 0x83, 0xc0, 2]); // shr eax, 1; add eax, REPLY: index 2 gives ERROR
-    code.extend([0x49, 0x89, 0x45, 0]); // mov [r13], rax
-    code.extend([0x49, 0x8b, 0x44, 0x24, 16, 0x49, 0x89, 0x45, 16]); // correlation
-    code.extend([0x41, 0x8b, 0x4c, 0x24, 24, 0x41, 0x89, 0x4d, 24]); // bytes, to rcx
-    code.extend([0x49, 0x8d, 0x74, 0x24, 32, 0x49, 0x8d, 0x7d, 32]); // lea rsi, [r12 + 32]; lea rdi, [r13 + 32]
-    code.extend([0xf3, 0xa4]); // rep movsb
+    code.extend([0x41, 0x89, 0x45, 0]); // mov [r13], eax
+    code.extend([0x8b, 0x56, 4, 0x41, 0x89, 0x55, 4]); // correlation
+    code.extend([0x41, 0x89, 0x49, 8, 0x41, 0x83, 0x69, 8, 8]); // bytes: as many as the call's, without a key
+    code.extend([0x4d, 0x89, 0x29, 0x66, 0x45, 0x89, 0x51, 12]); // address and name
+    code.extend([0x48, 0x83, 0xc6, 16, 0x83, 0xe9, 16, 0x49, 0x8d, 0x7d, 8, 0xf3, 0xa4]); // the payload: rep movsb
+    code.extend([0xb8, 0x80, 0, 0, 0, 0x41, 0xf7, 0xc7, 64, 0, 0, 0, 0x74, 3, 0xc1, 0xe0, 8]); // 0x80, in each other lap
+    code.extend([0x66, 0x41, 0x89, 0x41, 14]); // 0x8000: mov [r9 + 14], ax: available
+    code.extend([0xb8, 0x80, 0x80, 0, 0, 0x41, 0xf7, 0xc6, 64, 0, 0, 0, 0x74, 2, 0x31, 0xc0]); // 0x8080, or 0
+    code.extend([0x66, 0x41, 0x89, 0x40, 14, 0x45, 0x89, 0xfe]); // mov [r8 + 14], ax: used; mov r14d, r15d
     ring(&mut code);
-    let back = again as i64 - (code.len() as i64 + 2);
-    code.extend([0xeb, i8::try_from(back).unwrap() as u8]); // jmp again
+    let back = again as i64 - (code.len() as i64 + 5);
+    code.push(0xe9); // jmp again
+    code.extend(i32::try_from(back).unwrap().to_le_bytes());
     elf(&code, &notes(abi_version))
 }
 

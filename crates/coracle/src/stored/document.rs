@@ -8,6 +8,7 @@ use coracle_vm::{Registers, SavedSpace};
 use serde::{Deserialize, Serialize};
 
 use crate::linux::SavedLinux;
+use crate::transport::SavedTransport;
 
 /// The version of this document.
 pub(super) const FORMAT: u32 = 1;
@@ -30,9 +31,9 @@ pub(crate) struct Document {
     pub(crate) registers: Registers,
     pub(crate) space: SavedSpace,
     pub(crate) linux: SavedLinux,
-    /// Address and bytes of the inbound, outbound and log buffers. A program that was not started has none.
+    /// Where calls go through. A program that was not started has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) transport: Option<[[u64; 2]; 3]>,
+    pub(crate) transport: Option<SavedTransport>,
     /// Address and bytes.
     pub(crate) stack: [u64; 2],
     /// What `AT_RANDOM` points to.
@@ -86,7 +87,7 @@ pub(crate) struct Function {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Exported {
-    pub(crate) index: u32,
+    pub(crate) index: u16,
     pub(crate) signature: String,
     pub(crate) parameters: String,
 }

@@ -164,12 +164,7 @@ impl Loader<'_> {
             }
             contiguous(&space, &pages, span)
         };
-        let transport = match document.transport {
-            Some([inbound, outbound, log]) => {
-                Some(Transport::at([place(inbound)?, place(outbound)?, place(log)?], find)?)
-            }
-            None => None,
-        };
+        let transport = document.transport.as_ref().map(|saved| Transport::from_saved(saved, find)).transpose()?;
         let (functions, interface) = interface(&document)?;
         let origin = origin(document.program, self.image)?;
         let linux = document.linux.check().map_err(damaged)?;
@@ -245,6 +240,12 @@ impl State {
                 first_frame: self.space.lent_at(mapping.address()).map_or(0, |first| first.0),
             });
         }
+        let transport = match &self.transport {
+            Some(transport) => Some(transport.saved().ok_or_else(|| {
+                Error::new(ErrorKind::Store, "the guest keeps a message, so that its state cannot be written")
+            })?),
+            None => None,
+        };
         let mut written = self.hot.clone();
         written.sort_unstable();
         Ok(Document {
@@ -272,10 +273,7 @@ impl State {
             registers: self.registers,
             space: self.space.saved(),
             linux: self.linux.saved(),
-            transport: self
-                .transport
-                .as_ref()
-                .map(|transport| transport.spans().map(|span| [span.start(), span.bytes()])),
+            transport,
             stack: [self.stack.start(), self.stack.bytes()],
             random: Random { address: self.random.address, bytes: self.random.bytes },
             mappings,
@@ -333,7 +331,7 @@ fn config(limits: &Limits, cpu: CpuTemplate) -> Result<Config, Error> {
         memory_bytes: limits.memory,
         stack_bytes: Some(limits.stack),
         heap_bytes: Some(limits.heap),
-        payload_bytes: Some(limits.payload),
+        payload_bytes: limits.payload,
         cpu,
         ..Config::default()
     };

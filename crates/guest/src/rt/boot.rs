@@ -70,19 +70,25 @@ impl Boot {
         unsafe { self.0.read() }
     }
 
-    /// Where the host leaves frames.
+    /// The queues.
     #[inline]
-    pub(crate) fn inbound(self) -> Window<'static> {
-        window(self.info().inbound)
+    pub(crate) fn queues(self) -> Window<'static> {
+        window(self.info().queues)
     }
 
-    /// Where the guest leaves frames.
+    /// Where the guest's messages lie.
     #[inline]
     pub(crate) fn outbound(self) -> Window<'static> {
         window(self.info().outbound)
     }
 
-    /// Where the guest leaves log records.
+    /// Where its large ones lie.
+    #[inline]
+    pub(crate) fn outbound_large(self) -> Window<'static> {
+        window(self.info().outbound_large)
+    }
+
+    /// Where its log records lie.
     #[inline]
     pub(crate) fn log(self) -> Window<'static> {
         window(self.info().log)

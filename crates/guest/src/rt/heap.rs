@@ -19,8 +19,8 @@ use talc::source::Manual;
 use super::boot::Boot;
 use super::fallback::FALLBACK;
 
-/// Offset in the log buffer of the size of the last allocation that was refused.
-const REFUSED: usize = 8;
+/// Where among the queues the size of the last allocation lies that was refused.
+const REFUSED: usize = coracle_abi::queue::REFUSED as usize;
 
 #[cfg_attr(not(test), global_allocator)]
 static HEAP: Heap = Heap::new();
@@ -188,19 +188,19 @@ impl Halves {
 /// Tells the host, which sees what the program makes of it. Returns null.
 #[cold]
 fn refused(boot: Boot, bytes: usize) -> *mut u8 {
-    boot.log().put(REFUSED, &(bytes as u64).to_le_bytes());
+    boot.queues().put(REFUSED, &(bytes as u64).to_le_bytes());
     null_mut()
 }
 
 /// Whether an allocation was refused since [`forget_refusal`].
 pub(crate) fn was_refused(boot: Boot) -> bool {
-    boot.log().get::<8>(REFUSED).is_some_and(|bytes| bytes != [0; 8])
+    boot.queues().get::<8>(REFUSED).is_some_and(|bytes| bytes != [0; 8])
 }
 
 /// Forgets an allocation that was refused: the program has got over it.
 pub(crate) fn forget_refusal(boot: Boot) {
     if was_refused(boot) {
-        boot.log().put(REFUSED, &[0; 8]);
+        boot.queues().put(REFUSED, &[0; 8]);
     }
 }
 

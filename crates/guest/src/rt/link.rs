@@ -1,34 +1,44 @@
-//! The guest's end of the conversation: what is in which buffer when the doorbell rings.
+//! The guest's end of the conversation: what is in which queue when the doorbell rings.
 //!
 //! Pure in the sense that counts: it knows windows and a function that rings, so tests play the host.
 //!
-//! The inbound buffer is used like a stack. A call's frame lies at its start, and its arguments stay where they are
-//! while the function runs; the reply to a host call comes behind them, and its place is free again when it has been
-//! decoded. In the outbound buffer there is one frame at a time, whose header is written last: a log record that is
-//! passed on meanwhile only takes the header's place.
-#![allow(unsafe_code)] // Reads frames in place.
+//! The host's messages are read where they lie. The guest's are made where the host reads them, one behind the other,
+//! and all of them are forgotten when the host has run: so the same few bytes are used by each call. A message that does
+//! not fit what is left is made again where there is more room: among the large ones, or after the host has run.
+#![allow(unsafe_code)] // Reads messages in place.
 
 use core::fmt::Display;
 use core::panic::Location;
-use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 use alloc::string::String;
-use coracle_abi::frame::{Header, Kind};
+use coracle_abi::message::{HEAD_MAX, Header, KEY_BYTES, Kind, NOTIFY};
+use coracle_abi::queue::{self, Place};
+use coracle_virtq::lockstep::{Offers, Taken, Takes};
+use coracle_virtq::memory::Segment;
+use coracle_virtq::ring::Layout;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::encode::Encoder;
-use super::window::Window;
-use crate::function::{Failure, Function, Output};
+use super::window::{self, Window};
+use crate::function::{Failure, Function, Outbox, Output};
 use crate::host::HostError;
 
-/// What is kept from frame to frame. Atomic only because it is shared; nothing ever waits for it.
+/// What is kept from message to message. Atomic only because it is shared; nothing ever waits for it.
 #[derive(Debug)]
 pub(crate) struct State {
     /// Of the call that is being served; 0 while starting.
-    correlation: AtomicU64,
-    /// Offset of the first byte in the inbound buffer that no frame in use covers, a multiple of 8.
-    free: AtomicUsize,
+    correlation: AtomicU32,
+    calls: AtomicU32,
+    replies: AtomicU32,
+    messages: AtomicU32,
+    /// Bytes of messages that the host has not taken yet: small ones, large ones, log records.
+    used: AtomicUsize,
+    used_large: AtomicUsize,
+    pub(super) used_log: AtomicUsize,
+    /// Whether a message is half made, behind those.
+    making: AtomicBool,
     /// Whether a log record is being written.
     pub(super) logging: AtomicBool,
     /// Whether a panic is being reported.
@@ -38,68 +48,93 @@ pub(crate) struct State {
 impl State {
     pub(crate) const fn new() -> Self {
         Self {
-            correlation: AtomicU64::new(0),
-            free: AtomicUsize::new(0),
+            correlation: AtomicU32::new(0),
+            calls: AtomicU32::new(Takes::START.pack()),
+            replies: AtomicU32::new(Takes::START.pack()),
+            messages: AtomicU32::new(Offers::START.pack()),
+            used: AtomicUsize::new(0),
+            used_large: AtomicUsize::new(0),
+            used_log: AtomicUsize::new(0),
+            making: AtomicBool::new(false),
             logging: AtomicBool::new(false),
             panicking: AtomicBool::new(false),
         }
     }
 }
 
-/// The buffers, the state and the doorbell.
+/// Where a queue lies in the window that shows them.
+const fn layout(place: Place) -> Layout {
+    match Layout::new(place.size, place.descriptors, place.driver_event, place.device_event) {
+        Ok(layout) => layout,
+        Err(_) => panic!("the queues are where they cannot be"),
+    }
+}
+
+const CALLS: Layout = layout(queue::CALLS);
+const REPLIES: Layout = layout(queue::REPLIES);
+const MESSAGES: Layout = layout(queue::MESSAGES);
+
+/// The windows, the state and the doorbell.
 pub(crate) struct Link<'m, D> {
-    pub(crate) inbound: Window<'m>,
+    pub(crate) queues: Window<'m>,
     pub(crate) outbound: Window<'m>,
+    pub(crate) large: Window<'m>,
     pub(crate) log: Window<'m>,
+    /// The most bytes of a payload.
+    pub(crate) payload_bytes: usize,
     pub(crate) state: &'m State,
     pub(crate) ring: D,
 }
 
-/// Room for a payload that the host insists on where a reply is to go.
-const REPLY_ROOM: usize = 8;
+/// With less room for a small message than this, the host is let run first: so that the text of an error fits.
+const ROOM_MIN: usize = 2048;
 
 impl<'m, D: Fn()> Link<'m, D> {
-    /// Leaves the frame that tells the host which functions there are, in the order of their indices.
+    /// Tells the host which functions there are, in the order of their indices.
     pub(crate) fn ready(&self, functions: &[Function]) {
-        let payload = self.payload();
+        let room = self.room();
         let mut bytes = 0;
         for function in functions {
-            if payload.put(bytes, &function.key.to_le_bytes()).is_none() {
+            if room.put(bytes, &function.key.to_le_bytes()).is_none() {
                 return self.error(format_args!(
-                    "{} functions are too many for the {} bytes of the outbound buffer: raise payload_bytes",
+                    "{} functions are too many for the {} bytes of a message: raise payload_bytes",
                     functions.len(),
-                    payload.len()
+                    room.len()
                 ));
             }
             bytes += 8;
         }
-        self.leave(Header { bytes: bytes as u32, ..Header::new(Kind::Ready) });
+        self.send(Header::new(Kind::Ready), None, room, bytes);
     }
 
-    /// Leaves the frame that tells the host why there is no result.
+    /// Tells the host why there is no result.
     pub(crate) fn error(&self, error: impl Display) {
-        let mut output = self.output();
+        let mut output = Output::to(self);
         output.say(&error);
-        self.leave(Header { bytes: output.len() as u32, ..Header::new(Kind::Error) });
+        self.send_output(Header::new(Kind::Error), None, &output);
     }
 
-    /// Serves the call in the inbound buffer, and leaves the frame with the answer.
-    pub(crate) fn serve(&self, functions: &[Function]) {
-        let Some((header, end)) = self.frame(0) else {
-            return self.error("the host's frame is longer than the inbound buffer");
-        };
-        self.state.correlation.store(header.correlation, Relaxed);
-        self.state.free.store(end.next_multiple_of(8), Relaxed);
-        let function = functions.get(header.index as usize).filter(|function| function.key == header.key);
-        let Some(function) = function.filter(|_| header.kind == Kind::Call as u8) else {
-            return self.error("no such function");
-        };
-        // SAFETY: the host writes to the inbound buffer while the doorbell rings only, and then from `free` on until
-        // this call has its reply. This program does not write there.
-        let Some(arguments) = (unsafe { self.inbound.bytes(Header::BYTES..end) }) else { return };
-        let mut output = self.output();
-        let kind = function.call(arguments, &mut output);
-        self.leave(Header { bytes: output.len() as u32, ..Header::new(kind) });
+    /// Serves the next call, if there is one, and sends the answer.
+    pub(crate) fn serve(&self, functions: &[Function]) -> bool {
+        let Some(call) = self.take(&self.state.calls, &CALLS) else { return false };
+        // SAFETY: the host's message, which it leaves alone until it is given back.
+        let message = unsafe { window::bytes_at(call.segment.address, call.segment.bytes) };
+        if let Some((head, arguments)) = message.split_first_chunk::<HEAD_MAX>() {
+            let [header, key] = halves(*head);
+            let header = Header::decode(header);
+            self.state.correlation.store(header.correlation, Relaxed);
+            let function = functions.get(usize::from(header.index));
+            match function.filter(|function| function.key == u64::from_le_bytes(key)) {
+                Some(function) => {
+                    let mut output = Output::to(self);
+                    let kind = function.call(arguments, &mut output);
+                    self.send_output(Header::new(kind), None, &output);
+                }
+                None => self.error("no such function"),
+            }
+        }
+        self.give_back(&self.state.calls, &CALLS, call);
+        true
     }
 
     /// Calls a function of the host.
@@ -111,42 +146,54 @@ impl<'m, D: Fn()> Link<'m, D> {
         A: Serialize + ?Sized,
         R: DeserializeOwned,
     {
-        let mut output = self.output();
+        self.ask(Header::new(Kind::HostCall), key, arguments)?;
+        self.ring();
+        let reply = self.take(&self.state.replies, &REPLIES).ok_or_else(damaged)?;
+        // SAFETY: as in `serve`.
+        let message = unsafe { window::bytes_at(reply.segment.address, reply.segment.bytes) };
+        let result = match message.split_first_chunk() {
+            Some((header, payload)) => match Kind::from_u8(Header::decode(*header).kind) {
+                Some(Kind::HostReply) => crate::function::decode(payload).map_err(|failure| {
+                    HostError::new(alloc::format!("the host's reply is of another type: {failure}"))
+                }),
+                Some(Kind::HostError) => Err(HostError::new(String::from_utf8_lossy(payload).into_owned())),
+                _ => Err(damaged()),
+            },
+            None => Err(damaged()),
+        };
+        self.give_back(&self.state.replies, &REPLIES, reply);
+        result
+    }
+
+    /// Calls a function of the host's whose answer nobody waits for. The host sees it when it runs next.
+    ///
+    /// # Errors
+    /// Those of the way there.
+    pub(crate) fn notify<A: Serialize + ?Sized>(&self, key: u64, arguments: &A) -> Result<(), HostError> {
+        self.ask(Header { flags: NOTIFY, ..Header::new(Kind::HostCall) }, key, arguments)
+    }
+
+    fn ask<A: Serialize + ?Sized>(&self, header: Header, key: u64, arguments: &A) -> Result<(), HostError> {
+        if self.state.making.load(Relaxed) {
+            return Err(HostError::new("a message is being made: its `Serialize` must not call the host".into()));
+        }
+        let mut output = Output::to(self);
         output.reply(arguments).map_err(|failure| match failure {
             Failure::TooLarge { limit } => HostError::new(alloc::format!(
-                "the arguments are larger than the {limit} bytes of the outbound buffer: raise payload_bytes"
+                "the arguments are larger than the {limit} bytes of a payload: raise payload_bytes"
             )),
             failure => HostError::new(alloc::format!("the arguments cannot be sent: {failure}")),
         })?;
-        let at = self.state.free.load(Relaxed);
-        if self.inbound.len() < at + Header::BYTES + REPLY_ROOM {
-            return Err(HostError::new(alloc::format!(
-                "the call's arguments leave no room for a reply in the {} bytes of the inbound buffer: raise \
-                 payload_bytes",
-                self.inbound.len()
-            )));
-        }
-        let header = Header { key, bytes: output.len() as u32, reply_at: at as u32, ..Header::new(Kind::HostCall) };
-        self.send(header);
-        let (reply, end) = self.frame(at).ok_or_else(damaged)?;
-        // A type may call the host while it is decoded.
-        self.state.free.store(end.next_multiple_of(8), Relaxed);
-        // SAFETY: as in `serve`: the host writes from `free` on only, until the reply has been decoded.
-        let payload = unsafe { self.inbound.bytes(at + Header::BYTES..end) }.ok_or_else(damaged)?;
-        let result = match Kind::from_u8(reply.kind) {
-            Some(Kind::HostReply) => crate::function::decode(payload)
-                .map_err(|failure| HostError::new(alloc::format!("the host's reply is of another type: {failure}"))),
-            Some(Kind::HostError) => Err(HostError::new(String::from_utf8_lossy(payload).into_owned())),
-            _ => Err(damaged()),
-        };
-        self.state.free.store(at, Relaxed);
-        result
+        self.send_output(header, Some(key), &output);
+        Ok(())
     }
 
     /// Tells the host of a panic.
     pub(crate) fn panic(&self, message: impl Display, location: Option<&Location<'_>>) {
         let nested = self.state.panicking.swap(true, Relaxed);
-        let mut payload = Encoder::new(self.payload());
+        self.state.making.store(false, Relaxed); // What was half made never will be more.
+        let room = self.room();
+        let mut payload = Encoder::new(room);
         let (file, line, column) = location.map_or(("", 0, 0), |at| (at.file(), at.line(), at.column()));
         let reserve = file.len().min(1024) + 16;
         if nested {
@@ -158,40 +205,142 @@ impl<'m, D: Fn()> Link<'m, D> {
         payload.text(file, 10);
         payload.number(line);
         payload.number(column);
-        self.send(Header { bytes: payload.len() as u32, ..Header::new(Kind::Panic) });
-    }
-
-    /// Completes the frame whose payload is in the outbound buffer, and hands over.
-    pub(super) fn send(&self, header: Header) {
-        self.leave(header);
+        self.send(Header::new(Kind::Panic), None, room, payload.len());
         self.ring();
     }
 
-    /// Completes the frame whose payload is in the outbound buffer.
-    fn leave(&self, header: Header) {
+    /// Sends the payload that is at the start of a room.
+    fn send(&self, header: Header, key: Option<u64>, room: Window<'m>, bytes: usize) {
+        let head = Header::BYTES + if key.is_some() { KEY_BYTES } else { 0 };
+        // Rooms have `HEAD_MAX` bytes before them.
+        let start = room.address() - head as u64;
+        let end = (room.address() + bytes as u64).next_multiple_of(8);
+        let (window, used) = match self.outbound.offset(start) {
+            Some(_) => (self.outbound, &self.state.used),
+            None => (self.large, &self.state.used_large),
+        };
+        let Some(offset) = window.offset(start) else { return };
         let correlation = self.state.correlation.load(Relaxed);
-        self.outbound.put(0, &Header { correlation, ..header }.encode());
+        window.put(offset, &Header { correlation, ..header }.encode());
+        if let Some(key) = key {
+            window.put(offset + Header::BYTES, &key.to_le_bytes());
+        }
+        used.store((end - window.address()) as usize, Relaxed);
+        // The limit of a payload fits a u32 with its head.
+        self.offer(Segment::new(start, (head + bytes) as u32));
     }
 
-    /// Hands over. What the host answers is there when it returns.
+    fn send_output(&self, header: Header, key: Option<u64>, output: &Output<'_>) {
+        let bytes = output.len();
+        // The room again, with this link's lifetime.
+        let room = output.place();
+        for window in [self.outbound, self.large] {
+            if let Some(offset) = window.offset(room) {
+                return self.send(header, key, window.tail(offset), bytes);
+            }
+        }
+    }
+
+    /// Shows the host a message. If it has seen too few of those before, it is let run first.
+    pub(super) fn offer(&self, segment: Segment) {
+        let mut offers = Offers::unpack(self.state.messages.load(Relaxed));
+        if offers.is_full(&MESSAGES) {
+            self.flush();
+            offers = Offers::unpack(self.state.messages.load(Relaxed));
+        }
+        // There is room, and the queues are there.
+        let _ = offers.offer(&self.queues, &MESSAGES, segment);
+        self.state.messages.store(offers.pack(), Relaxed);
+    }
+
+    #[inline]
+    fn take(&self, state: &AtomicU32, layout: &Layout) -> Option<Taken> {
+        let mut takes = Takes::unpack(state.load(Relaxed));
+        let taken = takes.take(&self.queues, layout).ok()??;
+        state.store(takes.pack(), Relaxed);
+        Some(taken)
+    }
+
+    #[inline]
+    fn give_back(&self, state: &AtomicU32, layout: &Layout, taken: Taken) {
+        let mut takes = Takes::unpack(state.load(Relaxed));
+        // The queues are there.
+        let _ = takes.give_back(&self.queues, layout, taken.id);
+        state.store(takes.pack(), Relaxed);
+    }
+
+    /// Hands over. What the host answers is there when it returns, and it has taken all messages.
     pub(crate) fn ring(&self) {
+        self.flush();
+        if !self.state.making.load(Relaxed) {
+            self.state.used.store(0, Relaxed);
+            self.state.used_large.store(0, Relaxed);
+        }
+    }
+
+    /// Lets the host take all messages. What is half made stays where it is.
+    pub(super) fn flush(&self) {
         (self.ring)();
+        let mut offers = Offers::unpack(self.state.messages.load(Relaxed));
+        offers.used_all();
+        self.state.messages.store(offers.pack(), Relaxed);
+        self.state.used_log.store(0, Relaxed);
     }
 
-    /// The header at an offset of the inbound buffer and where its payload ends, if that is inside.
-    fn frame(&self, at: usize) -> Option<(Header, usize)> {
-        let header = Header::decode(&self.inbound.get(at)?);
-        let end = at.checked_add(Header::BYTES)?.checked_add(header.bytes as usize)?;
-        (end <= self.inbound.len()).then_some((header, end))
+    /// Room for a small message's payload, with `HEAD_MAX` bytes before it.
+    fn room(&self) -> Window<'m> {
+        let used = self.state.used.load(Relaxed);
+        if used != 0 && self.outbound.len() < used + ROOM_MIN {
+            self.ring();
+        }
+        self.after(self.outbound, &self.state.used)
     }
 
-    fn payload(&self) -> Window<'m> {
-        self.outbound.tail(Header::BYTES)
+    /// Room behind what is used of a window.
+    fn after(&self, window: Window<'m>, used: &AtomicUsize) -> Window<'m> {
+        window.tail(used.load(Relaxed) + HEAD_MAX).head(self.payload_bytes)
+    }
+}
+
+impl<D: Fn()> Outbox for Link<'_, D> {
+    fn begin(&self) -> Window<'_> {
+        let room = self.room();
+        self.state.making.store(true, Relaxed);
+        room
     }
 
-    fn output(&self) -> Output<'m> {
-        Output::in_window(self.payload())
+    fn more(&self, room: Window<'_>) -> Option<Window<'_>> {
+        let State { used, used_large, .. } = self.state;
+        let large = self.after(self.large, used_large);
+        if self.large.offset(room.address()).is_none() && large.len() > room.len() {
+            return Some(large);
+        }
+        if used.load(Relaxed) == 0 && used_large.load(Relaxed) == 0 {
+            return None;
+        }
+        // What is there is for the host to take; the message is then made from the start.
+        self.flush();
+        used.store(0, Relaxed);
+        used_large.store(0, Relaxed);
+        [self.after(self.outbound, used), self.after(self.large, used_large)]
+            .into_iter()
+            .find(|other| other.len() > room.len())
     }
+
+    fn end(&self) {
+        self.state.making.store(false, Relaxed);
+    }
+
+    fn limit(&self) -> usize {
+        self.payload_bytes
+    }
+}
+
+/// A header's bytes and a key's.
+#[inline]
+fn halves(head: [u8; HEAD_MAX]) -> [[u8; 8]; 2] {
+    let word = u128::from_le_bytes(head);
+    [(word as u64).to_le_bytes(), ((word >> 64) as u64).to_le_bytes()]
 }
 
 #[cold]
@@ -201,60 +350,117 @@ fn damaged() -> HostError {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use core::cell::RefCell;
-
-    use coracle_abi::frame::LOG_RECORDS;
+    use core::cell::{Cell, RefCell};
 
     use super::*;
     use crate::function::decode;
 
-    /// What a frame says, for comparison.
+    /// What a message says, for comparison.
     #[derive(Debug, PartialEq)]
     pub(in crate::rt) struct Sent {
         pub(in crate::rt) kind: Kind,
+        flags: u8,
         key: u64,
-        correlation: u64,
-        reply_at: u32,
-        payload: Vec<u8>,
-        pub(in crate::rt) log: Vec<u8>,
+        correlation: u32,
+        pub(in crate::rt) payload: Vec<u8>,
     }
 
-    /// Runs `guest` with a link whose doorbell notes what was sent and then calls `host`, which may answer.
-    pub(in crate::rt) fn converse(guest: impl Fn(&Link<'_, &dyn Fn()>), host: impl Fn(&Sent, Window<'_>)) -> Vec<Sent> {
-        let (mut inbound, mut outbound, mut log) = ([0; 256], [0; 256], [0; 128]);
-        let (inbound, outbound, log) = (Window::new(&mut inbound), Window::new(&mut outbound), Window::new(&mut log));
+    /// Plays the host: its sides of the queues, and where its messages lie.
+    pub(in crate::rt) struct Host<'m> {
+        queues: Window<'m>,
+        inbound: Window<'m>,
+        calls: Cell<Offers>,
+        replies: Cell<Offers>,
+        messages: Cell<Takes>,
+        used: Cell<usize>,
+        pub(in crate::rt) exits: Cell<usize>,
+    }
+
+    impl Host<'_> {
+        fn leave(&self, offers: &Cell<Offers>, layout: &Layout, bytes: &[u8]) {
+            let at = self.used.get();
+            self.inbound.put(at, bytes).unwrap();
+            self.used.set((at + bytes.len()).next_multiple_of(8));
+            let mut now = offers.get();
+            now.offer(&self.queues, layout, Segment::new(self.inbound.address() + at as u64, bytes.len() as u32))
+                .unwrap();
+            offers.set(now);
+        }
+
+        fn call(&self, header: Header, key: u64, payload: &[u8]) {
+            self.leave(&self.calls, &CALLS, &[&header.encode()[..], &key.to_le_bytes(), payload].concat());
+        }
+
+        fn reply(&self, kind: Kind, payload: &[u8]) {
+            self.leave(&self.replies, &REPLIES, &[&Header::new(kind).encode()[..], payload].concat());
+        }
+
+        fn take(&self) -> Vec<Sent> {
+            let mut takes = self.messages.get();
+            let mut sent = Vec::new();
+            while let Some(taken) = takes.take(&self.queues, &MESSAGES).unwrap() {
+                // SAFETY: the guest left it there, and does not run.
+                let bytes = unsafe { window::bytes_at(taken.segment.address, taken.segment.bytes) };
+                let (head, rest) = bytes.split_first_chunk().unwrap();
+                let header = Header::decode(*head);
+                let kind = Kind::from_u8(header.kind).unwrap();
+                let (key, payload) = rest.split_at(kind.head_bytes() - Header::BYTES);
+                let key = key.first_chunk().map_or(0, |key| u64::from_le_bytes(*key));
+                let Header { flags, correlation, .. } = header;
+                sent.push(Sent { kind, flags, key, correlation, payload: payload.into() });
+                takes.give_back(&self.queues, &MESSAGES, taken.id).unwrap();
+            }
+            self.messages.set(takes);
+            // All calls and replies that were left were taken: as much as a guest that waits promises.
+            for offers in [&self.calls, &self.replies] {
+                let mut now = offers.get();
+                now.used_all();
+                offers.set(now);
+            }
+            sent
+        }
+    }
+
+    pub(in crate::rt) const SMALL: usize = 4096;
+    const LARGE: usize = 16_384;
+    const PAYLOAD: usize = 6000;
+
+    /// Runs `guest` with a link whose doorbell takes what was sent and then lets `host` look at it, which may answer.
+    pub(in crate::rt) fn converse(
+        guest: impl Fn(&Link<'_, &dyn Fn()>, &Host<'_>),
+        host: impl Fn(&Host<'_>, &[Sent]),
+    ) -> Vec<Sent> {
+        let mut memory = vec![0; queue::BYTES as usize + SMALL + LARGE + 128 + 4096];
+        let all = Window::new(&mut memory);
+        let queues = all.head(queue::BYTES as usize);
+        let outbound = all.tail(queues.len()).head(SMALL);
+        let large = all.tail(queues.len() + SMALL).head(LARGE);
+        let log = all.tail(queues.len() + SMALL + LARGE).head(128);
+        let inbound = all.tail(queues.len() + SMALL + LARGE + 128);
+        let peer = Host {
+            queues,
+            inbound,
+            calls: Cell::new(Offers::START),
+            replies: Cell::new(Offers::START),
+            messages: Cell::new(Takes::START),
+            used: Cell::new(0),
+            exits: Cell::new(0),
+        };
         let sent = RefCell::new(Vec::new());
         let ring = || {
-            let header = Header::decode(&outbound.get(0).unwrap());
-            let copy = |window: Window<'_>, from: usize, bytes: usize| -> Vec<u8> {
-                (from..from + bytes).map(|at| window.get::<1>(at).unwrap()[0]).collect()
-            };
-            let used = u32::from_le_bytes(log.get(0).unwrap()) as usize;
-            let frame = Sent {
-                kind: Kind::from_u8(header.kind).unwrap(),
-                key: header.key,
-                correlation: header.correlation,
-                reply_at: header.reply_at,
-                payload: copy(outbound, Header::BYTES, header.bytes as usize),
-                log: copy(log, LOG_RECORDS, used),
-            };
-            log.put(0, &[0; 4]).unwrap();
-            host(&frame, inbound);
-            sent.borrow_mut().push(frame);
+            peer.exits.set(peer.exits.get() + 1);
+            let now = peer.take();
+            host(&peer, &now);
+            sent.borrow_mut().extend(now);
         };
         let state = State::new();
         let ring: &dyn Fn() = &ring;
-        guest(&Link { inbound, outbound, log, state: &state, ring });
+        guest(&Link { queues, outbound, large, log, payload_bytes: PAYLOAD, state: &state, ring }, &peer);
         sent.into_inner()
     }
 
-    fn leave(inbound: Window<'_>, at: usize, header: Header, payload: &[u8]) {
-        inbound.put(at, &Header { bytes: payload.len() as u32, ..header }.encode()).unwrap();
-        inbound.put(at + Header::BYTES, payload).unwrap();
-    }
-
-    fn call(key: u64, correlation: u64) -> Header {
-        Header { key, correlation, ..Header::new(Kind::Call) }
+    fn call(correlation: u32) -> Header {
+        Header { correlation, ..Header::new(Kind::Call) }
     }
 
     const SHOUT: Function = Function {
@@ -265,42 +471,52 @@ pub(super) mod tests {
         },
     };
 
-    fn sent(kind: Kind, correlation: u64, payload: &[u8]) -> Sent {
-        Sent { kind, key: 0, correlation, reply_at: 0, payload: payload.into(), log: Vec::new() }
+    /// As long as the argument says.
+    const LONG: Function = Function {
+        key: 7,
+        invoke: |arguments, output| {
+            let count: u32 = decode(arguments)?;
+            output.reply(&"x".repeat(count as usize))
+        },
+    };
+
+    fn sent(kind: Kind, correlation: u32, payload: &[u8]) -> Sent {
+        Sent { kind, flags: 0, key: 0, correlation, payload: payload.into() }
     }
 
     #[test]
     fn ready_lists_the_keys() {
         let other = Function { key: 0x0102, ..SHOUT };
-        let frames = converse(|link| (link.ready(&[SHOUT, other]), link.ring()).1, |_, _| {});
-        assert_eq!(frames, [sent(Kind::Ready, 0, &[7, 0, 0, 0, 0, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0])]);
+        let messages = converse(|link, _| (link.ready(&[SHOUT, other]), link.ring()).1, |_, _| {});
+        assert_eq!(messages, [sent(Kind::Ready, 0, &[7, 0, 0, 0, 0, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0])]);
     }
 
     #[test]
     fn too_many_functions_are_an_error() {
-        let frames = converse(|link| (link.ready(&[SHOUT; 29]), link.ring()).1, |_, _| {});
-        assert_eq!(frames[0].kind, Kind::Error);
-        assert!(frames[0].payload.starts_with(b"29 functions are too many for the 224 bytes"));
+        let messages = converse(|link, _| (link.ready(&[SHOUT; 511]), link.ring()).1, |_, _| {});
+        assert_eq!(messages[0].kind, Kind::Error);
+        assert!(messages[0].payload.starts_with(b"511 functions are too many for the 4080 bytes"));
     }
 
     #[test]
-    fn a_call_is_answered_under_its_number() {
-        let guest = |link: &Link<'_, &dyn Fn()>| {
-            leave(link.inbound, 0, call(7, 5), b"\x02ab");
-            link.serve(&[SHOUT]);
+    fn calls_are_answered_under_their_numbers() {
+        let guest = |link: &Link<'_, &dyn Fn()>, host: &Host<'_>| {
+            for number in 5..8 {
+                host.call(call(number), 7, b"\x02ab");
+            }
+            while link.serve(&[SHOUT]) {}
             link.ring();
+            assert_eq!(host.exits.get(), 1, "all with one exit");
         };
-        assert_eq!(converse(guest, |_, _| {}), [sent(Kind::Reply, 5, b"\x02AB")]);
+        assert_eq!(converse(guest, |_, _| {}), [5, 6, 7].map(|number| sent(Kind::Reply, number, b"\x02AB")));
     }
 
     #[test]
     fn a_call_of_nothing_is_an_error() {
-        let wrong =
-            [call(8, 5), Header { index: 1, ..call(7, 5) }, Header { kind: Kind::HostReply as u8, ..call(7, 5) }];
-        for header in wrong {
-            let guest = |link: &Link<'_, &dyn Fn()>| {
-                leave(link.inbound, 0, header, b"\x02ab");
-                link.serve(&[SHOUT]);
+        for (header, key) in [(call(5), 8), (Header { index: 1, ..call(5) }, 7)] {
+            let guest = |link: &Link<'_, &dyn Fn()>, host: &Host<'_>| {
+                host.call(header, key, b"\x02ab");
+                assert!(link.serve(&[SHOUT]));
                 link.ring();
             };
             assert_eq!(converse(guest, |_, _| {}), [sent(Kind::Error, 5, b"no such function")]);
@@ -308,39 +524,88 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_frame_that_claims_too_much_is_not_read() {
-        let guest = |link: &Link<'_, &dyn Fn()>| {
-            link.inbound.put(0, &Header { bytes: 225, ..call(7, 5) }.encode()).unwrap();
-            link.serve(&[SHOUT]);
+    fn results_of_all_sizes_arrive_alone_and_together() {
+        let limit = PAYLOAD as u32;
+        for count in [0, 1, 1500, 4077, 4078, 4079, 4096, limit - 3, limit - 2, limit - 1, limit, 50_000] {
+            for together in [1, 2, 3, 64] {
+                let guest = |link: &Link<'_, &dyn Fn()>, host: &Host<'_>| {
+                    for number in 0..together {
+                        host.call(call(number + 1), 7, &postcard::to_allocvec(&count).unwrap());
+                    }
+                    while link.serve(&[LONG]) {}
+                    link.ring();
+                };
+                let messages = converse(guest, |_, _| {});
+                assert_eq!(messages.len(), together as usize);
+                for (number, message) in (1..).zip(&messages) {
+                    assert_eq!(message.correlation, number);
+                    let bytes = postcard::to_allocvec(&"x".repeat(count as usize)).unwrap();
+                    if bytes.len() <= PAYLOAD {
+                        assert_eq!(message.kind, Kind::Reply, "{count} {together}");
+                        assert_eq!(message.payload, bytes, "{count} {together}");
+                    } else {
+                        assert_eq!(message.kind, Kind::Error, "{count} {together}");
+                        let text = String::from_utf8_lossy(&message.payload);
+                        assert!(
+                            text.contains("larger than the 6000 bytes of a payload: raise payload_bytes"),
+                            "{text}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_full_ring_lets_the_host_run() {
+        let guest = |link: &Link<'_, &dyn Fn()>, host: &Host<'_>| {
+            for number in 0..200_u8 {
+                link.notify(9, &number).unwrap();
+            }
             link.ring();
+            assert!(host.exits.get() >= 4 && host.exits.get() < 30, "{}", host.exits.get());
         };
-        let frames = converse(guest, |_, _| {});
-        assert_eq!(frames[0].kind, Kind::Error);
+        let messages = converse(guest, |_, _| {});
+        assert_eq!(messages.len(), 200);
+        for (number, message) in (0..).zip(&messages) {
+            assert_eq!((message.kind, message.flags, message.key), (Kind::HostCall, NOTIFY, 9));
+            assert_eq!(postcard::from_bytes::<u8>(&message.payload), Ok(number));
+        }
     }
 
     #[test]
     fn a_host_call_leaves_the_arguments_of_the_call_in_place() {
-        let answer = |frame: &Sent, inbound: Window<'_>| {
-            let at = frame.reply_at as usize;
-            leave(inbound, at, Header { key: 9, ..Header::new(Kind::HostReply) }, b"\x03you");
+        const ASK: Function = Function {
+            key: 7,
+            invoke: |arguments, output| {
+                let text: &str = decode(arguments)?;
+                output.reply(&text)
+            },
         };
-        let guest = |link: &Link<'_, &dyn Fn()>| {
-            leave(link.inbound, 0, call(7, 5), b"\x03abc");
+        let guest = |link: &Link<'_, &dyn Fn()>, host: &Host<'_>| {
+            host.call(call(5), 7, b"\x03abc");
             link.state.correlation.store(5, Relaxed);
-            link.state.free.store(40, Relaxed);
-            for _ in 0..2 {
+            for _ in 0..70 {
                 assert_eq!(link.host_call::<_, String>(9, &(1u8, "x")), Ok("you".into()));
+                host.used.set(64); // The reply was given back.
             }
-            assert_eq!(link.inbound.get(32), Some(*b"\x03abc"));
+            assert!(link.serve(&[ASK]));
+            link.ring();
         };
-        let want = || Sent { key: 9, reply_at: 40, ..sent(Kind::HostCall, 5, b"\x01\x01x") };
-        assert_eq!(converse(guest, answer), [want(), want()]);
+        let answer = |host: &Host<'_>, sent: &[Sent]| {
+            if sent.iter().any(|message| message.kind == Kind::HostCall) {
+                host.reply(Kind::HostReply, b"\x03you");
+            }
+        };
+        let messages = converse(guest, answer);
+        assert_eq!(messages.len(), 71);
+        assert_eq!(messages[3], Sent { key: 9, ..sent(Kind::HostCall, 5, b"\x01\x01x") });
+        assert_eq!(messages[70], sent(Kind::Reply, 5, b"\x03abc"));
     }
 
     #[track_caller]
-    fn refused(answer: impl Fn(&Sent, Window<'_>), free: usize, argument: &str, message: &str) {
-        let guest = |link: &Link<'_, &dyn Fn()>| {
-            link.state.free.store(free, Relaxed);
+    fn refused(answer: impl Fn(&Host<'_>, &[Sent]), argument: &str, message: &str) {
+        let guest = |link: &Link<'_, &dyn Fn()>, _: &Host<'_>| {
             let error = link.host_call::<_, String>(9, argument).unwrap_err();
             assert!(error.message().contains(message), "{error}");
         };
@@ -349,38 +614,51 @@ pub(super) mod tests {
 
     #[test]
     fn a_host_call_without_a_result_is_an_error() {
-        let text = |kind: Kind, payload: &'static [u8]| {
-            move |_: &Sent, inbound: Window<'_>| leave(inbound, 0, Header::new(kind), payload)
+        let text = |kind: Kind, payload: &'static [u8]| move |host: &Host<'_>, _: &[Sent]| host.reply(kind, payload);
+        refused(text(Kind::HostError, b"not today"), "x", "not today");
+        refused(text(Kind::HostReply, b"\x05you"), "x", "another type");
+        refused(text(Kind::HostReply, b"\x01you"), "x", "another type");
+        refused(text(Kind::Call, b""), "x", "damaged");
+        refused(|_, _| {}, "x", "damaged");
+        refused(|_, _| panic!("nothing is sent"), &"x".repeat(5999), "larger than the 6000 bytes");
+    }
+
+    #[test]
+    fn what_is_being_sent_cannot_call_the_host() {
+        struct Caller<'c>(&'c dyn Fn() -> HostError);
+        impl Serialize for Caller<'_> {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str((self.0)().message())
+            }
+        }
+        let guest = |link: &Link<'_, &dyn Fn()>, _: &Host<'_>| {
+            let mut output = Output::to(link);
+            output.reply(&Caller(&|| link.host_call::<_, ()>(9, &()).unwrap_err())).unwrap();
+            link.send_output(Header::new(Kind::Reply), None, &output);
+            link.ring();
+            link.notify(9, &()).unwrap();
         };
-        refused(text(Kind::HostError, b"not today"), 0, "x", "not today");
-        refused(text(Kind::HostReply, b"\x05you"), 0, "x", "another type");
-        refused(text(Kind::HostReply, b"\x01you"), 0, "x", "another type");
-        refused(text(Kind::Call, b""), 0, "x", "damaged");
-        let claim = |_: &Sent, inbound: Window<'_>| {
-            inbound.put(0, &Header { bytes: 225, ..Header::new(Kind::HostReply) }.encode()).unwrap();
-        };
-        refused(claim, 0, "x", "damaged");
-        refused(|_, _| panic!("nothing is sent"), 220, "x", "no room for a reply");
-        refused(|_, _| panic!("nothing is sent"), 0, &"x".repeat(230), "larger than the 224 bytes");
+        let messages = converse(guest, |_, _| {});
+        assert!(String::from_utf8_lossy(&messages[0].payload).contains("must not call the host"));
     }
 
     #[test]
     fn a_panic_says_what_and_where() {
         let location = Location::caller();
-        let frames = converse(|link| link.panic(format_args!("no {}", "way"), Some(location)), |_, _| {});
-        assert_eq!(frames[0].kind, Kind::Panic);
-        let (message, file, line, _): (&str, &str, u32, u32) = postcard::from_bytes(&frames[0].payload).unwrap();
+        let messages = converse(|link, _| link.panic(format_args!("no {}", "way"), Some(location)), |_, _| {});
+        assert_eq!(messages[0].kind, Kind::Panic);
+        let (message, file, line, _): (&str, &str, u32, u32) = postcard::from_bytes(&messages[0].payload).unwrap();
         assert_eq!((message, file, line), ("no way", location.file(), location.line()));
     }
 
     #[test]
     fn a_long_panic_is_cut_and_a_nested_one_short() {
-        let guest = |link: &Link<'_, &dyn Fn()>| {
-            link.panic("x".repeat(500), Some(Location::caller()));
+        let guest = |link: &Link<'_, &dyn Fn()>, _: &Host<'_>| {
+            link.panic("x".repeat(5000), Some(Location::caller()));
             link.panic("y", None);
         };
-        let frames = converse(guest, |_, _| {});
-        let read = |n: usize| postcard::from_bytes::<(String, String, u32, u32)>(&frames[n].payload).unwrap();
+        let messages = converse(guest, |_, _| {});
+        let read = |n: usize| postcard::from_bytes::<(String, String, u32, u32)>(&messages[n].payload).unwrap();
         assert!(read(0).0.len() > 100 && read(0).1.ends_with(".rs"));
         assert!(read(1).0.contains("while the message of another"));
     }

@@ -10,7 +10,7 @@
 //! | `mapping.rs` | what the host lends by name |
 //! | `window.rs` | copies in and out of shared memory |
 //! | `encode.rs` | texts in shared memory (no unsafe code) |
-//! | `link.rs` | frames: calls, host calls, panics |
+//! | `link.rs` | messages: calls, host calls, panics |
 //! | `records.rs` | log records (no unsafe code) |
 //! | `doorbell.rs` | handing over to the host |
 //! | `heap.rs`, `fallback_*.rs` | the global allocator |
@@ -84,9 +84,11 @@ pub(crate) fn link() -> Option<Link<'static, impl Fn()>> {
 
 fn link_of(boot: Boot) -> Link<'static, impl Fn()> {
     Link {
-        inbound: boot.inbound(),
+        queues: boot.queues(),
         outbound: boot.outbound(),
+        large: boot.outbound_large(),
         log: boot.log(),
+        payload_bytes: boot.info().payload_bytes as usize,
         state: &STATE,
         ring: move || doorbell::ring(boot),
     }
@@ -112,7 +114,7 @@ fn run<I: InitResult>(boot: Option<Boot>, init: impl FnOnce() -> I) -> ! {
     loop {
         link.ring();
         heap::forget_refusal(boot);
-        link.serve(&FUNCTIONS);
+        while link.serve(&FUNCTIONS) {}
     }
 }
 

@@ -6,8 +6,9 @@
 
 use core::cell::Cell;
 use core::marker::PhantomData;
-use core::ops::Range;
 use core::ptr::{self, NonNull};
+
+use coracle_virtq::memory::{Memory, OutOfBounds};
 
 /// A range of memory that is readable and writable for `'m`.
 #[derive(Clone, Copy, Debug)]
@@ -18,9 +19,14 @@ pub(crate) struct Window<'m> {
 }
 
 impl<'m> Window<'m> {
+    /// A window that shows nothing.
+    pub(crate) const EMPTY: Self = Self { start: NonNull::dangling(), bytes: 0, memory: PhantomData };
+
     /// A window that shows all of `memory`.
     pub(crate) fn new(memory: &'m mut [u8]) -> Self {
-        Self { bytes: memory.len(), start: NonNull::from(memory).cast(), memory: PhantomData }
+        let (bytes, start) = (memory.len(), NonNull::from(memory).cast::<u8>());
+        start.as_ptr().expose_provenance(); // Messages name what they show by address.
+        Self { bytes, start, memory: PhantomData }
     }
 
     /// A window at an address that the host gave.
@@ -75,20 +81,80 @@ impl<'m> Window<'m> {
         Some(unsafe { from.cast::<[u8; N]>().read() })
     }
 
-    /// The bytes of a range in place, or `None` if it is not all inside.
-    ///
-    /// # Safety
-    /// Nobody writes them while the reference is used: neither the host nor this program.
-    pub(crate) unsafe fn bytes(self, range: Range<usize>) -> Option<&'m [u8]> {
-        if range.start > range.end || range.end > self.bytes {
+    /// Fills `out` from `offset` on.
+    #[inline]
+    fn fill(self, offset: usize, out: &mut [u8]) -> Option<()> {
+        if out.len() > self.bytes.checked_sub(offset)? {
             return None;
         }
         // SAFETY: at most one past the end of the range.
-        let from = unsafe { self.start.add(range.start) };
-        let bytes = NonNull::slice_from_raw_parts(from, range.end - range.start);
-        // SAFETY: inside the window (just checked), so valid for reads during 'm; the caller keeps it from changing.
-        Some(unsafe { bytes.as_ref() })
+        let from = unsafe { self.start.add(offset) };
+        // SAFETY: as many bytes from there on are readable (just checked); `out` is elsewhere, as it is a reference.
+        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), out.as_mut_ptr(), out.len()) };
+        Some(())
     }
+
+    /// Where it starts.
+    #[inline]
+    pub(crate) fn address(self) -> u64 {
+        self.start.addr().get() as u64
+    }
+
+    /// Where an address lies in it, if it does.
+    #[inline]
+    pub(crate) fn offset(self, address: u64) -> Option<usize> {
+        let offset = address.wrapping_sub(self.address());
+        (offset < self.bytes as u64).then_some(offset as usize)
+    }
+
+    /// At most so many bytes of its start.
+    pub(crate) fn head(self, bytes: usize) -> Self {
+        Self { bytes: self.bytes.min(bytes), ..self }
+    }
+}
+
+/// Offsets are the addresses. The host runs only when the doorbell is called, which the compiler does not look into:
+/// that orders everything.
+impl Memory for Window<'_> {
+    fn check(&self, address: u64, bytes: u64) -> Result<(), OutOfBounds> {
+        let end = address.checked_add(bytes).filter(|end| *end <= self.bytes as u64);
+        end.map(|_| ()).ok_or(OutOfBounds { address, bytes })
+    }
+
+    #[inline]
+    fn read(&self, address: u64, out: &mut [u8]) -> Result<(), OutOfBounds> {
+        let bytes = out.len() as u64;
+        self.fill(address as usize, out).ok_or(OutOfBounds { address, bytes })
+    }
+
+    #[inline]
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {
+        self.put(address as usize, bytes).ok_or(OutOfBounds { address, bytes: bytes.len() as u64 })
+    }
+
+    #[inline]
+    fn load_u16_acquire(&self, address: u64) -> Result<u16, OutOfBounds> {
+        self.get(address as usize).map(u16::from_le_bytes).ok_or(OutOfBounds { address, bytes: 2 })
+    }
+
+    #[inline]
+    fn store_u16_release(&self, address: u64, value: u16) -> Result<(), OutOfBounds> {
+        self.write(address, &value.to_le_bytes())
+    }
+
+    fn fence(&self) {}
+}
+
+/// A message of the host's, in place.
+///
+/// # Safety
+/// The host left so many bytes there, and nobody writes them while the reference is used.
+#[inline]
+pub(crate) unsafe fn bytes_at<'m>(address: u64, bytes: u32) -> &'m [u8] {
+    let Some(start) = NonNull::new(ptr::with_exposed_provenance_mut(address as usize)) else { return &[] };
+    let bytes = NonNull::slice_from_raw_parts(start, bytes as usize);
+    // SAFETY: the caller's promise.
+    unsafe { bytes.as_ref() }
 }
 
 #[cfg(test)]
@@ -102,8 +168,13 @@ mod tests {
         assert_eq!(window.put(3, b"abc"), Some(()));
         assert_eq!(window.get(3), Some(*b"abc"));
         assert_eq!(window.tail(4).get(0), Some(*b"bc"));
-        // SAFETY: nobody writes.
-        assert_eq!(unsafe { window.bytes(2..7) }, Some(&b"\0abc\0"[..]));
+        let mut out = [0; 5];
+        assert_eq!(window.read(2, &mut out), Ok(()));
+        assert_eq!(&out, b"\0abc\0");
+        assert_eq!(window.offset(window.tail(3).address()), Some(3));
+        assert_eq!(window.head(4).len(), 4);
+        // SAFETY: it is there, and nobody writes.
+        assert_eq!(unsafe { bytes_at(window.tail(3).address(), 3) }, b"abc");
     }
 
     #[test]
@@ -117,8 +188,9 @@ mod tests {
         assert_eq!(window.get::<5>(0), None);
         assert_eq!(window.get::<1>(usize::MAX), None);
         assert_eq!(window.tail(9).len(), 0);
-        // SAFETY: nobody writes.
-        assert_eq!(unsafe { window.bytes(3..5) }, None);
+        assert!(window.read(3, &mut [0; 2]).is_err() && window.load_u16_acquire(3).is_err());
+        assert_eq!(window.offset(window.address() + 4), None);
+        assert_eq!(window.head(9).len(), 4);
         assert_eq!(memory, [7; 8]);
     }
 }

@@ -124,7 +124,8 @@ pub(crate) fn everywhere(nonce: [u64; 2], text: &str) -> Vec<Place> {
     let boot = unsafe { (BOOT_PAGE as *const BootInfo).read() };
     // Behind what later frames overwrite; the log's first words say what is in it.
     let behind = |region: Region| (region.address + region.bytes / 2, region.bytes / 2);
-    for (what, region) in [("inbound buffer", boot.inbound), ("outbound buffer", boot.outbound), ("log", boot.log)] {
+    for (what, region) in [("inbound messages", boot.inbound), ("outbound messages", boot.outbound), ("log", boot.log)]
+    {
         let (address, bytes) = behind(region);
         fill(address, bytes, nonce);
         note(what, address, bytes);
