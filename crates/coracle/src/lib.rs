@@ -27,6 +27,7 @@
 
 mod batch;
 mod builder;
+mod bytes;
 mod calling;
 mod config;
 pub mod crash;
@@ -55,6 +56,7 @@ mod transport;
 
 pub use batch::{Answers, Batch, Ticket};
 pub use builder::{Builder, Ended};
+pub use bytes::Bytes;
 pub use config::Config;
 pub use coracle_vm::kvm::{CpuTemplate, DirtyLog, Kvm};
 pub use coracle_vm::{Backend, Registers, Rights};
