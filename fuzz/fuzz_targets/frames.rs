@@ -44,13 +44,11 @@ impl Script {
         let queues = u64::from_le_bytes(queues);
         let mut wire = Wire::open(cpu).expect("the host made a boot page");
         let mut calls = Vec::new();
-        while let Some(call) = wire.next_call() {
+        // The guest may have written over both: then it finds anything, and gives up after a while.
+        while calls.len() < 64 && wire.next_call().is_some() {
             calls.push(wire.current());
-            assert!(call.len() >= 16);
         }
-        while let Some(reply) = wire.next_reply() {
-            assert!(reply.len() >= 8);
-        }
+        (0..8).take_while(|_| wire.next_reply().is_some()).for_each(drop);
         // Of the call that is being served, as far as a script can know it.
         let current = calls.first().copied().unwrap_or_else(|| Header { correlation: self.last, ..wire.current() });
         self.last = current.correlation;

@@ -27,6 +27,7 @@
 
 mod batch;
 mod builder;
+mod bytes;
 mod calling;
 mod config;
 pub mod crash;
@@ -58,6 +59,7 @@ mod transport;
 
 pub use batch::{Answers, Batch, Ticket};
 pub use builder::{Builder, Ended};
+pub use bytes::Bytes;
 pub use config::Config;
 pub use coracle_snapshot::{self as store, Digest, Saved, Store};
 pub use coracle_vm::kvm::{CpuTemplate, DirtyLog, Kvm};

@@ -37,7 +37,7 @@ const TEXT_BYTES: usize = 100 << 10;
 
 fn builder() -> Builder {
     Sandbox::builder(&Image::from_path(HYGIENE.path()).unwrap())
-        .payload_bytes(256 << 10) // The search touches all that messages may ever take.
+        .payload_bytes(128 << 10) // The search touches all that messages may ever take.
         .memory_bytes(MEMORY_BYTES)
         .heap_bytes(4 << 20)
         .args(["a".repeat(2 * PAGE)]) // A page for itself, as all that is searched for.

@@ -82,6 +82,7 @@ compile_error!(
 #[doc(hidden)] // For what the macros expand to, by way of `__private`.
 pub extern crate alloc;
 
+mod bytes;
 mod function;
 #[cfg(feature = "std")]
 mod hash;
@@ -89,6 +90,7 @@ mod host;
 mod logging;
 mod rt;
 
+pub use bytes::Bytes;
 /// Lets the host call this function, by its name or by the one in `#[function(name = "...")]`.
 ///
 /// Parameters are owned values, or references: `&str` and `&[u8]` point to what the host left, `&T` to a value that is

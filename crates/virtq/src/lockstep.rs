@@ -218,4 +218,39 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn a_parked_side_goes_on_and_back_to_a_copy() {
+        let memory = Owned::new(BASE, 8192);
+        let layout = Layout::contiguous(BASE, 4).unwrap();
+        let area = Area::new(BASE + 4096, 4096, 1).unwrap();
+        let mut device = Device::new(memory.view(), layout, area, 4096).unwrap().park();
+        let driver = Driver::new(memory.view(), layout, 4096);
+        let mut driver = driver.unwrap().park();
+        let (clean_driver, clean_device) = (driver.clone(), device.clone());
+        let mut ring = [0; 72];
+        memory.view().read(BASE, &mut ring).unwrap();
+        for round in 0..3 {
+            for number in 0..7_u64 {
+                let segment = Segment::new(BASE + 4096 + number, 1);
+                driver.with(memory.view(), |driver| driver.offer(&[segment], &[])).unwrap();
+                assert_eq!((driver.free(), driver.layout()), (3, layout));
+                let taken = device.with(memory.view(), |device| {
+                    let mut buffer = [Segment::default()];
+                    let chain = device.take(&mut buffer).unwrap().unwrap();
+                    let segment = chain.readable[0];
+                    device.complete(chain.token, 0).unwrap();
+                    segment
+                });
+                assert_eq!(taken, segment, "round {round}");
+                let used =
+                    driver.with(memory.view(), |driver| driver.collect(&mut [Segment::default()]).unwrap().is_some());
+                assert!(used);
+            }
+            // Memory and both sides as they were: in the middle of a lap, for the next round.
+            memory.view().write(BASE, &ring).unwrap();
+            driver.clone_from(&clean_driver);
+            device.clone_from(&clean_device);
+        }
+    }
 }

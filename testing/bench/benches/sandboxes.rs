@@ -6,7 +6,7 @@ use std::hint::black_box;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use coracle::{Sandbox, shells};
+use coracle::{Bytes, Sandbox, shells};
 use coracle_bench::{raw, time_without_drop, workload};
 use criterion::{Bencher, Criterion, criterion_group, criterion_main};
 
@@ -52,8 +52,25 @@ fn calls(c: &mut Criterion) {
     group.bench_function("call/resolved", |b| {
         b.iter(|| echo.call(&mut sandbox, black_box("hello\n")).expect("echo answers"));
     });
+    let mut carrier = workload::carrier(128 << 20);
+    let empty = carrier.function::<(), ()>("empty").expect("the guest has empty");
+    group.bench_function("batch_of_100", |b| b.iter(|| carrier.call_batch(&empty, [(); 100])));
     group.bench_function("call_with_host_function/by_name", |b| {
         b.iter(|| sandbox.call::<String>("call_host", black_box("hello\n")).expect("call_host answers"));
+    });
+}
+
+fn payloads(c: &mut Criterion) {
+    let mut carrier = workload::carrier(128 << 20);
+    let third = carrier.function::<Bytes, Bytes>("third").expect("the guest has third");
+    let input = Bytes::from(vec![7; 24 << 10]);
+    c.bench_function("sample_workloads/24K_in_8K_out", |b| b.iter(|| third.call(&mut carrier, black_box(&input))));
+    let measure = carrier.function::<(Bytes, String), u64>("measure").expect("the guest has measure");
+    let parameters = (Bytes::from(vec![7; 50 << 20]), "x".repeat(50 << 20));
+    let mut group = c.benchmark_group("guest_calls");
+    group.sample_size(10);
+    group.bench_function("guest_functions_with_large_parameters", |b| {
+        b.iter(|| measure.call(&mut carrier, black_box(&parameters)).expect("measure answers"));
     });
 }
 
@@ -132,6 +149,6 @@ fn snapshots(c: &mut Criterion) {
 criterion_group! {
     name = benches;
     config = Criterion::default().warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(2)).sample_size(30);
-    targets = raw_kvm, calls, create, snapshots
+    targets = raw_kvm, calls, payloads, create, snapshots
 }
 criterion_main!(benches);

@@ -1,7 +1,7 @@
 //! What is measured: the same sandboxes for the criterion benchmarks and for the ratios.
 
 use coracle::{Builder, Image, Sandbox, Snapshot, Store};
-use coracle_artifacts::{ECHO, HELLO, KEEPER};
+use coracle_artifacts::{CARRIER, ECHO, HELLO, KEEPER};
 
 /// Guest heaps, as the field names them.
 pub const HEAPS: [(&str, u64); 4] =
@@ -88,4 +88,22 @@ impl Stored {
     pub fn store(&self) -> Store {
         Store::create(self.directory.path()).expect("the store opens")
     }
+}
+
+/// A sandbox of the guest that carries payloads, with memory for `payload_bytes` each way.
+///
+/// # Panics
+/// Without KVM.
+#[expect(clippy::expect_used, reason = "a benchmark without its guest has nothing to do")]
+pub fn carrier(payload_bytes: u64) -> Sandbox {
+    let image = Image::from_path(CARRIER.path()).expect("the carrier guest is an image");
+    Sandbox::builder(&image)
+        .host_fn("count", |_: u32| Ok::<_, String>(()))
+        .host_fn("host_bytes", |count: u32| Ok::<_, String>(vec![7_u8; count as usize]))
+        .host_fn("host_take", |bytes: Vec<u8>| Ok::<_, String>(bytes.len() as u64))
+        .memory_bytes((64 << 20) + 2 * payload_bytes)
+        .heap_bytes(32 << 20)
+        .payload_bytes(payload_bytes)
+        .build()
+        .expect("the guest boots")
 }

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use coracle::{Sandbox, Snapshot, shells};
+use coracle::{Bytes, Sandbox, Snapshot, shells};
 use coracle_bench::raw;
 use coracle_bench::workload::{self, Stored};
 use coracle_vm::PageContent;
@@ -35,12 +35,15 @@ const PROMISES: &[Promise] = &[
     at_most("call/resolved", 1.25, "raw/doorbell_round_trip", 0.0),
     at_most("call/by_name", 1.25, "raw/doorbell_round_trip", 0.0),
     at_most("call_with_host_function", 2.4, "raw/doorbell_round_trip", 0.0),
+    at_most("batch_of_100", 3.0, "call/resolved", 0.0),
+    at_most("24K_in_8K_out", 1.0, "call/resolved", 10.0),
     at_most("create_initialized/small", 2.5, "raw/create_to_first_exit", 0.0),
     at_most("create_initialized/large", 1.1, "create_initialized/small", 0.0),
     at_most("create_initialized/hello", 2.5, "raw/create_to_first_exit", 0.0),
     at_most("call_with_restore/small", 1.15, "call/by_name", 5.0),
     at_most("call_with_restore/large", 1.1, "call_with_restore/small", 0.0),
     at_most("restore/512_pages", 1.5, "raw/copy_512_pages", 0.0),
+    at_most("large_parameters", 4.0, "raw/copy_100_MiB", 0.0),
     at_most_us("snapshots/create/small", 50.0),
     at_most("snapshots/create/large", 1.1, "snapshots/create/small", 0.0),
     at_most("sandbox_from_snapshot", 1.5, "raw/create_to_first_exit", 0.0),
@@ -157,6 +160,10 @@ fn calling() -> Vec<Work> {
     let ready = || workload::sandbox(&image, 8 << 20);
     let (mut by_name, mut resolved, mut with_host) = (ready(), ready(), ready());
     let echo = resolved.function::<str, String>("echo").expect("the guest has echo");
+    let (mut carrier, mut other) = (workload::carrier(1 << 20), workload::carrier(1 << 20));
+    let empty = carrier.function::<(), ()>("empty").expect("the guest has empty");
+    let third = other.function::<Bytes, Bytes>("third").expect("the guest has third");
+    let input = Bytes::from(vec![7; 24 << 10]);
     let (mut small, mut large) = (ready(), workload::sandbox(&image, 256 << 20));
     let clean = small.snapshot().expect("a ready guest can be frozen");
     let large_clean = large.snapshot().expect("a ready guest can be frozen");
@@ -170,6 +177,11 @@ fn calling() -> Vec<Work> {
             "call_with_host_function",
             timed(move || with_host.call::<String>("call_host", "hello\n").expect("call_host answers")),
         ),
+        (
+            "batch_of_100",
+            timed(move || assert!(carrier.call_batch(&empty, [(); 100]).iter().all(Result::is_ok), "each answers")),
+        ),
+        ("24K_in_8K_out", timed(move || third.call(&mut other, &input).expect("third answers"))),
         ("call_with_restore/small", timed(move || echo_and_restore(&mut small, &clean))),
         ("call_with_restore/large", timed(move || echo_and_restore(&mut large, &large_clean))),
         (
@@ -243,6 +255,20 @@ fn copying_pages(pages: usize) -> Box<dyn FnMut() -> Duration> {
     })
 }
 
+/// 50 MiB of bytes and as much text in one call, beside a copy of as much.
+fn large_parameters() -> Vec<Work> {
+    const BYTES: usize = 50 << 20;
+    let mut sandbox = workload::carrier(128 << 20);
+    let measure = sandbox.function::<(Bytes, String), u64>("measure").expect("the guest has measure");
+    let parameters = (Bytes::from(vec![7_u8; BYTES]), "x".repeat(BYTES));
+    let from = vec![7_u8; 2 * BYTES];
+    let mut to = vec![0_u8; 2 * BYTES];
+    vec![
+        ("raw/copy_100_MiB", timed(move || black_box(&mut to).copy_from_slice(black_box(&from)))),
+        ("large_parameters", timed(move || measure.call(&mut sandbox, &parameters).expect("measure answers"))),
+    ]
+}
+
 /// Measures everything once. Whether all promises were kept.
 fn compare() -> bool {
     let mut promises = PROMISES.to_vec();
@@ -256,6 +282,7 @@ fn compare() -> bool {
     figures.extend(medians(vec![one], 4000));
     figures.extend(medians(vec![many, ("raw/copy_512_pages", copying_pages(512))], 2000));
     figures.extend(medians(creating(), 300));
+    figures.extend(medians(large_parameters(), 10));
     let median = |name: &str| {
         let found = figures.iter().find(|(known, _)| *known == name);
         found.map(|(_, median)| median.as_secs_f64() * 1e6).expect("each promise names what is measured")

@@ -1,7 +1,7 @@
 //! Does everything arrive, of any size, in any number? It makes bytes, measures and passes on what it gets.
 #![no_main]
 
-use coracle_guest::{HostError, function, host};
+use coracle_guest::{Bytes, HostError, function, host};
 
 coracle_guest::main!();
 
@@ -11,8 +11,8 @@ fn empty() {}
 
 /// So many bytes.
 #[function]
-fn make_bytes(count: u32) -> Vec<u8> {
-    vec![7; count as usize]
+fn make_bytes(count: u32) -> Bytes {
+    vec![7; count as usize].into()
 }
 
 /// How many bytes these are, read in place.
@@ -23,8 +23,8 @@ fn measure(bytes: &[u8], text: &str) -> u64 {
 
 /// Keeps the first third.
 #[function]
-fn third(bytes: &[u8]) -> Vec<u8> {
-    bytes[..bytes.len() / 3].to_vec()
+fn third(bytes: &[u8]) -> Bytes {
+    bytes[..bytes.len() / 3].to_vec().into()
 }
 
 #[host(notify)]
@@ -38,7 +38,7 @@ fn tell(numbers: u32) -> u32 {
 }
 
 #[host]
-fn host_bytes(count: u32) -> Result<Vec<u8>, HostError>;
+fn host_bytes(count: u32) -> Result<Bytes, HostError>;
 
 /// How many bytes the host gives when it is asked for so many, with these arguments in place meanwhile.
 #[function]
