@@ -116,7 +116,7 @@ fn a_guest_is_kept_varied_compared_and_removed() {
     assert!(differs["pages"].as_u64() > Some(1), "{differs}");
     let places: Vec<&str> =
         differs["runs"].as_array().unwrap().iter().map(|run| run["place"].as_str().unwrap()).collect();
-    assert!(places.contains(&"transport, inbound"), "{places:?}");
+    assert!(places.iter().any(|place| place.starts_with("transport")), "{places:?}");
     assert_eq!(snapshot(&["diff", &base, &base]), "no page differs\n");
     let shown = json(&["inspect", &variant]);
     assert_eq!(shown["pages"]["own"], shown["layers"][1]["pages"], "{shown}");

@@ -191,7 +191,10 @@ impl Builder {
     /// Offers a function to the guest. Its argument is one value: `()` for none, a tuple for several. An `Err`, and a
     /// panic, becomes an error in the guest.
     ///
-    /// A sandbox has one thread at a time, but the function may be shared by many sandboxes: hence `Fn`, `Send`, `Sync`.
+    /// A sandbox has one thread at a time, but the function may be shared by many sandboxes: hence `Fn`, `Send`, `Sync`. It cannot
+    /// call back into the sandbox that calls it, which is borrowed until the call ends; another one it can.
+    ///
+    /// A guest that declared it with `notify` does not wait for it: an error is logged, as a warning, and nobody else hears of it.
     pub fn host_fn<A, R, E>(
         mut self,
         name: impl Into<String>,

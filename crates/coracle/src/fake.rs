@@ -18,7 +18,7 @@ use std::fmt::Display;
 use std::sync::Arc;
 
 use coracle_abi::boot::BootInfo;
-use coracle_abi::message::{Header, Kind};
+use coracle_abi::message::{HEAD_MAX, Header, Kind};
 use coracle_abi::note::{self, AbiNote};
 use coracle_abi::queue::{self, Place};
 use coracle_abi::{ABI_VERSION, map, signature};
@@ -210,7 +210,8 @@ impl<'c, 'm> Wire<'c, 'm> {
         let layout = self.layout(place)?;
         let mut takes = *of(&mut self.state);
         let taken = takes.take(self, &layout).ok()??;
-        let mut bytes = vec![0; taken.segment.bytes as usize];
+        // A guest that wrote over its own queues finds nonsense.
+        let mut bytes = vec![0; (taken.segment.bytes as usize).min(NONSENSE_BYTES)];
         Memory::read(self, taken.segment.address, &mut bytes).ok()?;
         takes.give_back(self, &layout, taken.id).ok()?;
         *of(&mut self.state) = takes;
@@ -317,6 +318,9 @@ impl Memory for Wire<'_, '_> {
         Memory::write(self, address, &value.to_le_bytes())
     }
 }
+
+/// More than any message of the host's has.
+const NONSENSE_BYTES: usize = (1 << 30) + HEAD_MAX;
 
 const TOO_LARGE: &str = "a scripted guest has no room for an answer of this size";
 

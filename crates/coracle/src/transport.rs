@@ -16,7 +16,7 @@ use coracle_virtq::driver::{Driver, OfferError};
 use coracle_virtq::memory::{Memory, OutOfBounds, Segment};
 use coracle_virtq::pool::Area;
 use coracle_virtq::ring::{self, Layout};
-use coracle_vm::{Space, Span};
+use coracle_vm::{Access, Space, Span};
 use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
@@ -307,8 +307,9 @@ impl Transport {
         if head_bytes == HEAD {
             view.read(segment.address + Header::BYTES as u64, &mut key).map_err(|_| ELSEWHERE)?;
         }
-        // Before as much is allocated here.
-        view.locate(segment.address, segment.bytes.into()).map_err(|_| ELSEWHERE)?;
+        if !view.is_there(segment) {
+            return Err(ELSEWHERE); // Before as much is allocated here.
+        }
         let out = if kind == Kind::Log { log } else { out };
         out.clear();
         out.resize(payload as usize, 0);
@@ -408,6 +409,20 @@ impl<'s> View<'s> {
         }
         let large = [large_outbound, large_inbound].into_iter().flatten().find_map(inside);
         large.map(|_| Part::Mapped).ok_or(OutOfBounds { address, bytes })
+    }
+
+    /// Whether all of a message lies where messages may, and the guest has memory for it.
+    fn is_there(&self, segment: Segment) -> bool {
+        let bytes = u64::from(segment.bytes);
+        match self.locate(segment.address, bytes) {
+            Ok(Part::Physical(_)) => true,
+            Ok(Part::Mapped) => self
+                .space
+                .borrow_mut()
+                .reach(segment.address, bytes, Access::Read)
+                .is_ok_and(|reached| reached == bytes),
+            Err(_) => false,
+        }
     }
 
     /// A word of the guest's, which is then 0.

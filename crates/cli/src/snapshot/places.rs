@@ -100,9 +100,10 @@ impl Areas {
         let known = [
             Some(Area { start: map::CONTROL_START, end: map::WINDOW_END, name: "the host's own".to_owned() }),
             place("/stack", "stack"),
-            place("/transport/0", "transport, inbound"),
-            place("/transport/1", "transport, outbound"),
-            place("/transport/2", "transport, log"),
+            place("/transport/small", "transport, small messages to the guest"),
+            place("/transport/area", "transport"),
+            place("/transport/large/0", "transport, large messages to the host"),
+            place("/transport/large/1", "transport, large messages to the guest"),
         ];
         let heap = document.number("/limits/heap").and_then(PageBytes::round_up);
         let others = document.list("/space/areas").iter().filter_map(|area| {
