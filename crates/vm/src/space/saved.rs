@@ -34,7 +34,7 @@ pub struct SavedSpace {
     pub areas: Vec<SavedArea>,
 }
 
-/// An area: [`Area`] as plain data.
+/// An area as plain data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SavedArea {
