@@ -29,7 +29,7 @@ fn files(c: &mut Criterion) {
     let mut group = c.benchmark_group("snapshot_files");
     for (name, heap) in workload::HEAPS {
         let stored = Stored::new(heap);
-        let store = stored.store();
+        let store = stored.store.clone();
         let load = || Snapshot::load(&store, Stored::TAG).expect("it loads");
         let unverified = || Snapshot::loader(&store).load_unverified(Stored::TAG).expect("it loads");
         group.bench_function(format!("save_snapshot/{name}"), |b| {
@@ -59,9 +59,9 @@ fn files(c: &mut Criterion) {
         });
     }
     let stored = Stored::new(8 << 20);
-    let mut sandbox = spawn(&Snapshot::load(&stored.store(), Stored::TAG).expect("it loads"));
+    let mut sandbox = spawn(&Snapshot::load(&stored.store, Stored::TAG).expect("it loads"));
     group.bench_function("save_delta", |b| {
-        let store = stored.store();
+        let store = stored.store.clone();
         let mut n = 0;
         b.iter(|| {
             n += 1;

@@ -57,7 +57,9 @@ pub fn dirtied(pages: u32) -> (Sandbox, Snapshot) {
 
 /// A store with a snapshot, prepared so that it loads at once. The directory goes away with it.
 pub struct Stored {
-    directory: tempfile::TempDir,
+    _directory: tempfile::TempDir,
+    /// Open.
+    pub store: Store,
     /// What was saved.
     pub snapshot: Snapshot,
 }
@@ -74,19 +76,10 @@ impl Stored {
     pub fn new(heap_bytes: u64) -> Self {
         let directory = tempfile::tempdir().expect("there is room for files");
         let snapshot = sandbox(&echo_image(), heap_bytes).snapshot().expect("a ready guest can be frozen");
-        let stored = Self { directory, snapshot };
-        stored.snapshot.save(&stored.store(), Self::TAG).expect("a snapshot can be saved");
-        Snapshot::load(&stored.store(), Self::TAG).expect("it can be loaded");
-        stored
-    }
-
-    /// Opened anew.
-    ///
-    /// # Panics
-    /// When it is gone.
-    #[expect(clippy::expect_used, reason = "a benchmark without its store has nothing to do")]
-    pub fn store(&self) -> Store {
-        Store::create(self.directory.path()).expect("the store opens")
+        let store = Store::create(directory.path()).expect("a store can be made");
+        snapshot.save(&store, Self::TAG).expect("a snapshot can be saved");
+        Snapshot::load(&store, Self::TAG).expect("it can be loaded");
+        Self { _directory: directory, store, snapshot }
     }
 }
 

@@ -118,7 +118,7 @@ fn medians(mut works: Vec<Work>, rounds: usize) -> Vec<(&'static str, Duration)>
 }
 
 fn load(stored: &Stored) -> Snapshot {
-    Snapshot::load(&stored.store(), Stored::TAG).expect("it loads")
+    Snapshot::load(&stored.store, Stored::TAG).expect("it loads")
 }
 
 fn first_call(snapshot: &Snapshot) -> Sandbox {
