@@ -339,17 +339,28 @@ impl Sandbox {
 
     pub(crate) fn add_mapping(&mut self, wish: Wish) -> Result<u64, Error> {
         self.check_ready()?;
-        mapping::add(&mut self.machine.space, &mut self.mappings, wish)
+        let result = mapping::add(&mut self.machine.space, &mut self.mappings, wish);
+        self.fatal_if_host(result)
     }
 
     /// Takes mapped content away, and what the guest wrote to it: its next access there is a crash.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] when there is no mapping of this name, [`ErrorKind::Unusable`] as [`Sandbox::map`], [`ErrorKind::Host`] when the
-    /// hypervisor refuses.
+    /// hypervisor refuses: the sandbox is [`Status::Unrecoverable`] then.
     pub fn unmap(&mut self, name: &str) -> Result<(), Error> {
         self.check_ready()?;
-        mapping::remove(&mut self.machine.space, &mut self.mappings, name)
+        let result = mapping::remove(&mut self.machine.space, &mut self.mappings, name);
+        self.fatal_if_host(result)
+    }
+
+    /// A hypervisor that failed part-way may have anything of the guest's memory.
+    fn fatal_if_host<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
+        if result.as_ref().is_err_and(|error| error.kind() == ErrorKind::Host) {
+            self.status = Status::Unrecoverable;
+            self.machine.shell = None;
+        }
+        result
     }
 
     /// What is mapped now.

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 
 use coracle_abi::{PAGE_BYTES, PageBytes, VirtualAddress, map};
 use coracle_vm::paging::{Entry, Frame, Level, Walk, walk};
@@ -17,8 +18,52 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
-/// Guest-physical memory that is there from the start.
+/// Guest-physical memory that is there from the start, of a hypervisor that never fails.
 struct Flat;
+
+/// One that does not take content back.
+struct Clinging;
+
+impl Vm for Clinging {
+    fn cover(&mut self, _: &GuestMemory, _: u64) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn collect_written(&mut self, _: &mut GuestMemory) -> Result<Option<u64>, Error> {
+        Ok(None)
+    }
+
+    fn empty_log(&mut self, _: &mut GuestMemory) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn forget_translations(&mut self, _: &GuestMemory) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn lend(&mut self, _: u32, _: u64, _: &Content) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn take_back(&mut self, _: u32, _: u64) -> Result<(), Error> {
+        Err(coracle_vm::memory::OutOfRange.into())
+    }
+
+    fn hypervisor_calls(&self) -> u64 {
+        0
+    }
+}
+
+#[test]
+fn content_that_the_hypervisor_may_still_have_is_kept() {
+    let memory = GuestMemory::reserve(PageBytes::from_pages(64).unwrap()).unwrap();
+    let mut space = Space::new(memory, Box::new(Clinging), &[]).unwrap();
+    let content = Arc::new(Content::copy_of(&[1; 4096]).unwrap());
+    space.map_content(span(0x1000_0000, 1), &content, false).unwrap();
+    let held = Arc::strong_count(&content);
+    assert!(space.unmap_content(0x1000_0000).is_err());
+    assert_eq!(Arc::strong_count(&content), held);
+}
 
 impl Vm for Flat {
     fn cover(&mut self, memory: &GuestMemory, bytes: u64) -> Result<(), Error> {

@@ -156,7 +156,7 @@ impl Loader<'_> {
         }
         let place = |[start, bytes]: [u64; 2]| {
             let span = Span::new(start, bytes).filter(|span| span.bytes() == bytes);
-            span.ok_or_else(|| damaged("a buffer of its transport area lies nowhere"))
+            span.ok_or_else(|| damaged("its stack lies nowhere"))
         };
         let find = |span| {
             if !space.is_host_buffer(span) {

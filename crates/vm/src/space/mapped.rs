@@ -134,9 +134,11 @@ impl Space {
     }
 
     fn take_back(&mut self, index: usize) -> Result<(), Error> {
-        if let Some(lent) = self.lent[index].take() {
-            self.memory.set_contents(index, None);
+        if let Some(lent) = &self.lent[index] {
+            // Kept if the hypervisor fails: it may still have it then.
             self.vm.take_back(index as u32, lent.first.address())?;
+            self.memory.set_contents(index, None);
+            self.lent[index] = None;
         }
         Ok(())
     }

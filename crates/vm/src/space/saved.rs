@@ -19,8 +19,8 @@ use crate::paging::{Entry, Frame, Level, Table};
 use crate::rights::Rights;
 use crate::span::Span;
 
-/// Frames in use at most: 64 GiB of pages. Their numbers are kept while a state is checked.
-const FRAMES_MAX: usize = 1 << 24;
+/// Frames in use at most: 16 GiB of pages. Their numbers are kept while a state is checked, three times at most: 48 MiB.
+const FRAMES_MAX: u32 = 1 << 22;
 
 /// What an address space is, apart from the content of memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -183,10 +183,11 @@ impl SavedSpace {
         let lent: Vec<Lent> = lent.into_iter().map(|(first, content)| Lent { first, content }).collect();
         let limit = u32::try_from(limit).unwrap_or(u32::MAX);
         let areas = self.areas(limit, &lent)?;
-        let free = self.free_frames()?;
-        if self.next_frame > limit || self.next_frame as usize > FRAMES_MAX {
-            return invalid(format!("{} frames are in use, of at most {limit}", self.next_frame));
+        let most = limit.min(FRAMES_MAX);
+        if self.next_frame > most {
+            return invalid(format!("{} frames are in use, of at most {most}", self.next_frame));
         }
+        let free = self.free_frames()?;
         let mut walk = Walker {
             content: &mut content,
             areas: &areas,
@@ -252,7 +253,7 @@ impl SavedSpace {
         let mut free = Vec::new();
         for (first, count) in &self.free {
             let end = first.checked_add(*count).filter(|end| *end <= self.next_frame);
-            let Some(end) = end.filter(|_| free.len() + *count as usize <= FRAMES_MAX) else {
+            let Some(end) = end.filter(|_| free.len() + *count as usize <= self.next_frame as usize) else {
                 return invalid(format!("{count} free frames from {first} on are not in use"));
             };
             free.extend(*first..end);
@@ -285,7 +286,8 @@ impl SavedSpace {
             if let Some(first) = saved.lent {
                 let fits = |lent: &Lent| lent.first.0 == first && lent.content.size().pages() == span.pages();
                 let is_plain = saved.sealed && !saved.committed && matches!(rights, Rights::R | Rights::RW);
-                if !is_plain || first < limit || !lent.iter().any(fits) {
+                let ends = u64::from(first) + span.pages() <= u64::from(u32::MAX);
+                if !is_plain || !ends || first < limit || !lent.iter().any(fits) {
                     return at("is of no content that is lent");
                 }
             }
