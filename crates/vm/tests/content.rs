@@ -105,6 +105,7 @@ fn each_guest_writes_to_its_own_copy() {
     content.read(4096, &mut page).unwrap();
     assert_eq!(u64::from_le_bytes(page), word(4096));
     // Also what the host writes for the guest, where the guest had read before.
+    assert_eq!(load(&mut one, AT + 8), Ok(word(8)));
     one.space.write(AT + 8, &5_u64.to_le_bytes()).unwrap();
     assert_eq!(load(&mut one, AT + 8), Ok(5));
     assert_eq!(load(&mut other, AT + 8), Ok(word(8)));
